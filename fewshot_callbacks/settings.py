@@ -515,7 +515,10 @@ def from_keywords(
     try:
         return settings(**keywords)
     except ValueError as error:
-        message = str(error).removeprefix(f"{settings.__name__}: ")
+        message = str(error)
+        # `RetrievalSettings: ...`, or a sentence on what it needs
+        if re.match(rf"{settings.__name__}\b", message):
+            raise ValueError(message.replace(settings.__name__, target.__name__, 1)) from error
         raise ValueError(f"{target.__name__}: {message}") from error
 
 

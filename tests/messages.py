@@ -21,10 +21,13 @@ def missing_facts(message: str, facts: tuple[Any, ...]) -> list[Any]:
 
 
 @contextmanager
-def refused(error: type[BaseException], *facts: Any) -> Iterator[None]:
-    """The block raises this type of error, and the message names each fact: what was passed, where, and what to pass."""
+def refused(error: type[BaseException], *facts: Any) -> Iterator[Any]:
+    """The block raises this type of error, and the message names each fact: what was passed, where, and what to pass.
+
+    It yields what `pytest.raises` does: `value` is the error.
+    """
     with pytest.raises(error) as caught:
-        yield
+        yield caught
     message = str(caught.value)
     missing = missing_facts(message, facts)
     assert not missing, f"{missing} not in: {message}"

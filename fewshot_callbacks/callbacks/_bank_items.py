@@ -23,6 +23,7 @@ from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.metrics.item_batch import ItemBatch
 from fewshot_callbacks.settings import NoFile
+from fewshot_callbacks.system.words import with_article
 from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import Replica, move_batch, replica_of
 from fewshot_callbacks.trainer.side_effects import evaluation_mode, preserved_random_states
@@ -169,8 +170,8 @@ class BankItems:
         if hasattr(data, "__iter__") and not hasattr(data, "__next__"):
             return data
         raise UsageError(
-            f"{self.owner}: {self.argument} gave a {type(data).__name__}; expected a data set with a length and items, a "
-            "loader, or anything else that gives batches each time it is iterated."
+            f"{self.owner}: {self.argument} gave {with_article(type(data).__name__)}; expected a data set with a length "
+            "and items, a loader, or anything else that gives batches each time it is iterated."
         )
 
     def _entries(self, loader: Any) -> list[Any] | None:
@@ -181,8 +182,10 @@ class BankItems:
         """
         if _is_stream(loader):
             if self.draw is not None:
+                # A loader of this package may hold the user's stream.
+                given = loader.dataset if type(loader) is DataLoader else loader
                 raise UsageError(
-                    f"{self.owner}: classes cannot be drawn from {self.argument}, a {type(loader).__name__} without "
+                    f"{self.owner}: classes cannot be drawn from {self.argument} ({type(given).__name__}), a stream without "
                     "indices. Pass a data set with a length, or classes=None to measure all items."
                 )
             return None
@@ -205,16 +208,17 @@ class BankItems:
         Raises:
             UsageError: If the data set has none, or not one for each item.
         """
-        labels = labels_in(dataset)
-        if labels is None:
-            raise UsageError(
-                f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
-                "without reading every item. Give it one, the label of each item: dataset.labels = [...]."
-            )
+        call = f"{self.owner}({self.argument}=...)"
         try:
-            return read_labels(labels, len(dataset), f"labels of {self.argument}", "items", self.owner)
+            labels = labels_in(dataset, call)
+            if labels is not None:
+                return read_labels(labels, len(dataset), "labels", "items", call)
         except ValueError as error:
             raise UsageError(str(error)) from error
+        raise UsageError(
+            f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
+            "without reading every item. Give it one, the label of each item: dataset.labels = [...]."
+        )
 
     def _dealt(self, loader: DataLoader[Any], entries: Sequence[Any]) -> _Batches:
         """Return the batches of this process: every n-th, and one that counts for nothing where others have one more."""
@@ -254,7 +258,7 @@ class BankItems:
         assert self._batches is not None
         if self._batches.total is None and self._replica.replicas > 1:
             self._refuse_copies(embed.reader.source)
-        store = EmbeddingStore()
+        store = EmbeddingStore(call=f"{self.owner}({self.argument}=...)")
         module = trainer.lightning_module
         description = "Embedding training classes"
         # This happens inside an epoch of validation: other monitors must not take these outputs for those of a step.
@@ -267,7 +271,7 @@ class BankItems:
                 moved = move_batch(trainer, batch)
                 embeddings, labels = embed(trainer, module, moved)
                 if len(labels) != len(embeddings):
-                    raise embed.reader.no_labels(moved, "embed")
+                    raise embed.reader.no_labels(moved, "embed", f"{self.owner}({self.argument}=...)")
                 if trainer.sanity_checking:
                     break
                 if self._replica.is_first and (self._batches.total is None or number < self._batches.total):
@@ -411,23 +415,30 @@ def _preserved_generators(loader: DataLoader[Any]) -> Iterator[None]:
             generator.set_state(state)
 
 
-def labels_in(dataset: Any) -> Any:
+def labels_in(dataset: Any, call: str) -> Any:
     """Return the label of each item of a data set without reading an item; None if it has no labels.
 
     Labels are its attribute `labels` or `targets`; those of the data set of a `Subset`, or of the parts of a
     `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.
+
+    Args:
+        dataset: The data set.
+        call: The callback and its argument, for messages.
+
+    Raises:
+        ValueError: If labels of a `Subset` or of a part are no labels.
     """
     for name in ("labels", "targets"):
         if getattr(dataset, name, None) is not None:
             return getattr(dataset, name)
     if isinstance(dataset, Subset):
-        labels = labels_in(dataset.dataset)
-        return None if labels is None else as_labels(labels, "labels", "labels_in")[torch.as_tensor(dataset.indices)]
+        labels = labels_in(dataset.dataset, call)
+        return None if labels is None else as_labels(labels, "labels", call)[torch.as_tensor(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
-        parts = [labels_in(part) for part in dataset.datasets]
+        parts = [labels_in(part, call) for part in dataset.datasets]
         if any(part is None for part in parts):
             return None
-        return join("labels_in", [on_cpu(as_labels(part, "labels", "labels_in")) for part in parts])
+        return join(call, [on_cpu(as_labels(part, "labels", call)) for part in parts])
     if isinstance(dataset, TensorDataset):
         last = dataset.tensors[-1]
         return last if last.ndim == 1 and not (last.is_floating_point() or last.is_complex()) else None

@@ -131,7 +131,7 @@ class CollectingMonitor(EvaluationMonitor):
             columns = [self._groups, *columns]
         self._member = Member(owner, columns, needs_labels, takes_targets, keeps_items)
         # Until the setup it is this monitor's own.
-        self._collection = Collection(self.source)
+        self._collection = Collection(self.source, owner)
         self._clear()
 
     # ------------------------------------------------------------------------------------------ what a subclass implements
@@ -206,7 +206,8 @@ class CollectingMonitor(EvaluationMonitor):
         # A monitor is not in the list if a callback of the user hands its hooks on to it.
         first = sharing[0] if self in sharing else self
         # Lightning sets callbacks up in their order: the collection of the first one is that of this run.
-        self._collection = Collection(self.source) if first is self else first._collection
+        owner = self._policy.owner
+        self._collection = Collection(self.source, owner) if first is self else first._collection
         self._collection.join(self._member)
         super().setup(trainer, pl_module, stage)
         if first is self:
@@ -247,7 +248,7 @@ class CollectingMonitor(EvaluationMonitor):
         self._collection.close()
         self._training_bank = None
         # The monitors that shared the collection do so again in the next run.
-        self._collection = Collection(self.source)
+        self._collection = Collection(self.source, self._policy.owner)
         self._clear()
 
     on_exception = teardown  # type: ignore[assignment] # Lightning passes the exception by its place

@@ -131,16 +131,17 @@ class Collection:
 
     Args:
         source: Where the items come from.
+        owner: Name of the monitor that makes it, for messages.
     """
 
-    def __init__(self, source: EmbeddingSource) -> None:
+    def __init__(self, source: EmbeddingSource, owner: str) -> None:
         # Raises if the folder cannot be written to.
-        EmbeddingStore(source.spill_to)
+        EmbeddingStore(source.spill_to, owner)
         self.source = source
         # how repeated items could be told, as monitors of this source have said in this run
         self.remedies_told: set[str] = set()
         self.labels = LabelReader(takes_sets=True)
-        self.reader = EmbeddingReader(source, "", needs_labels=False, labels=self.labels)
+        self.reader = EmbeddingReader(source, owner, needs_labels=False, labels=self.labels)
         self.embedder = Embedder(self.reader)
         self.banks: list[Bank] = []
         self._members: list[Member] = []
@@ -154,7 +155,7 @@ class Collection:
         self.dataloaders: dict[str, Any] = {}
         # the part of the data that this process has
         self.replica = Replica(number=0, replicas=1, is_first=True)
-        self._items = SideItems(self.source.spill_to)
+        self._items = SideItems(self.source.spill_to, self.reader.owner)
         self._errors = _Errors()
         self.labels.target_error = None
         # whether the items of each loader have labels in this process
@@ -183,6 +184,7 @@ class Collection:
         self.labels.takes_targets = self.labels.takes_targets or member.takes_targets
         # What cannot be read concerns all of them.
         self.reader.owner = _owners(self._members)
+        self.labels.owner_of_classes = _owners(known for known in self._members if not known.takes_targets)
 
     def shared_bank(self, items: BankItems, groups: Entry | Sequence[Entry] | None = None) -> Bank:
         """Return the bank of some items, one for all monitors that ask for the same items.
@@ -318,7 +320,9 @@ class Collection:
         embeddings, labels = labelled
         has_labels = len(labels) == len(embeddings)
         if self._has_labels.setdefault(loader, has_labels) != has_labels:
-            raise ValueError("Some batches have labels, others have none. Give labels in every batch, or in none.")
+            raise ValueError(
+                f"{self.reader.owner}: some batches have labels, others have none. Give labels in every batch, or in none."
+            )
         if not has_labels and loader not in self._errors.no_labels:
             error = self.reader.no_labels(batch, step, _owners(known for known in self._members if known.needs_labels))
             # A step that has given labels before may give some again.

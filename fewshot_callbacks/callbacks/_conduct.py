@@ -14,6 +14,7 @@ from fewshot_callbacks.distributed.processes import RemoteError, SharedError
 from fewshot_callbacks.distributed.torch_distributed import broadcast_object
 from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.functional._notes import without_digits
+from fewshot_callbacks.system.words import with_article
 from fewshot_callbacks.trainer.lightning import Trainer, is_of_class, rank_zero_info
 from fewshot_callbacks.trainer.warning import warn
 
@@ -31,6 +32,14 @@ def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and number < least:
             raise ValueError(f"{owner}({name}={number}) must be at least {least}.")
+
+
+def without_owner(error: Exception, owner: str) -> str:
+    """Return the message of an error without the name that it begins with, for a sentence that has named the owner."""
+    message = str(error).removeprefix(f"{owner}: ")
+    if message.startswith(f"{owner} "):
+        return f"{'They' if ' and ' in owner else 'It'}{message.removeprefix(owner)}"
+    return message
 
 
 class FailurePolicy:
@@ -58,9 +67,11 @@ class FailurePolicy:
             raise error
         message = str(error) or type(error).__name__
         if self.strict is None and isinstance(error, UsageError | LabelFormsError):
-            raise UsageError(f"{message} ({self.owner}(strict=False) warns instead, and logs NaN.)") from error
+            hint = f" ({self.owner}(strict=False) warns instead, and logs NaN.)"
+            # An error that was raised here may come here again, from a block inside another.
+            raise UsageError(message.removesuffix(hint) + hint) from error
         # Errors that differ only in numbers, such as a count of rows or an epoch, are of one kind.
-        kind = type(error).__name__ + without_digits(message)[:60]
+        kind = type(error).__name__ + without_digits(without_owner(error, self.owner))[:60]
         error_type = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
         self.warn(f"{consequence} {error_type}{message} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
 
@@ -236,5 +247,5 @@ def describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a mapping with the keys {', '.join(map(repr, value)) or 'none'}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        return f"{with_article(type(value).__name__)} of {len(value)}"
+    return "None" if value is None else with_article(type(value).__name__)

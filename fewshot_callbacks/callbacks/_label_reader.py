@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fewshot_callbacks.callbacks._conduct import UsageError, describe
+from fewshot_callbacks.callbacks._conduct import UsageError, describe, without_owner
 from fewshot_callbacks.distributed.torch_distributed import gather_objects
 from fewshot_callbacks.functional._labels import Labels, as_labels, as_targets
 
@@ -20,6 +20,8 @@ class LabelReader:
         self.takes_sets = takes_sets
         # whether somebody takes the targets of a regression
         self.takes_targets = False
+        # names of those who take none, for messages
+        self.owner_of_classes = ""
         # form of the labels so far, see `Labels.form`; empty before the first
         self.form = ""
         # whether items have several labels each
@@ -44,7 +46,7 @@ class LabelReader:
         """
         targets = as_targets(labels, "labels", owner) if self.takes_targets else None
         if targets is not None:
-            self._see_targets(labels, step, owner)
+            self._see_targets(labels, step)
             return targets
         item_labels = as_labels(labels, "labels", owner, sets=self.takes_sets)
         if not len(item_labels):
@@ -60,15 +62,17 @@ class LabelReader:
         self.has_sets = self.has_sets or are_sets
         return item_labels
 
-    def _see_targets(self, labels: Any, step: str, owner: str) -> None:
+    def _see_targets(self, labels: Any, step: str) -> None:
         """Keep the error of all who take no targets, unless labels are zeros and ones in all batches."""
         self.has_targets = True
         if self.target_error is not None:
             return
+        owner = self.owner_of_classes
         try:
             as_labels(labels, "labels", owner, sets=True)
         except ValueError as error:
-            self.target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {error}")
+            fault = without_owner(error, owner)
+            self.target_error = UsageError(f"{owner}: the labels of {step} are {describe(labels)}. {fault}")
 
     def are_sets(self, *, to_targets: bool) -> bool:
         """Return whether items have several labels each, as far as this process knows.

@@ -206,7 +206,8 @@ class PictureCallback(Viewer):
             is_alike = type(other) is type(self) and other is not self
             if is_alike and (_begins(self.prefix, other.prefix) or _begins(other.prefix, self.prefix)):
                 raise UsageError(
-                    f"Two {owner}s in one Trainer would draw under the same names. Give them different prefixes."
+                    f"Two {owner}s in one Trainer would draw under the same names. Give them different prefixes of "
+                    f"RetrievalMonitors, such as prefix={prefixes[0]!r} and prefix={prefixes[-1]!r}."
                 )
         first = next(callback for callback in callbacks if isinstance(callback, PictureCallback))
         self._logs_share = first is self

@@ -16,10 +16,12 @@ class SideItems:
 
     Args:
         spill_to: See `EmbeddingStore`.
+        owner: Name of the monitors that ask for them, for messages.
     """
 
-    def __init__(self, spill_to: str | os.PathLike[str] | None) -> None:
+    def __init__(self, spill_to: str | os.PathLike[str] | None, owner: str) -> None:
         self._spill_to = spill_to
+        self._owner = owner
         # undivided side -> its batches; until it is joined
         self._stores: dict[Side, EmbeddingStore] = {}
         self._shards: dict[Side, Shard] = {}
@@ -31,7 +33,7 @@ class SideItems:
     def store(self, side: Side) -> EmbeddingStore:
         """Return the store of a side that no flag divides; a new one before its first batch."""
         if side not in self._stores:
-            self._stores[side] = EmbeddingStore(self._spill_to)
+            self._stores[side] = EmbeddingStore(self._spill_to, self._owner)
         return self._stores[side]
 
     def shard(self, side: Side, dataset_size: int | None, part: tuple[int, int], *, needs_undivided: bool) -> Shard:
@@ -53,7 +55,7 @@ class SideItems:
             is_gallery = undivided.columns.get(side.flag, no_labels()).values
             assert isinstance(is_gallery, Tensor)
             for is_flagged in (False, True):
-                part_of_flag = undivided.part(is_gallery == int(is_flagged), self._spill_to)
+                part_of_flag = undivided.part(is_gallery == int(is_flagged), self._spill_to, self._owner)
                 self._shards[side._replace(is_flagged=is_flagged)] = part_of_flag
             if not needs_undivided:
                 del self._shards[whole]

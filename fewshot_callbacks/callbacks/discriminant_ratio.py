@@ -26,6 +26,7 @@ from fewshot_callbacks.functional.discriminant_ratio import (
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics.item_batch import refuse_another_form
 from fewshot_callbacks.settings import NoFile
+from fewshot_callbacks.system.words import counted, verb
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import unknown_order_reason
 
@@ -182,9 +183,10 @@ class DiscriminantRatioMonitor(BatchMonitor):
         bad_rows = non_finite_rows(embeddings)
         if len(bad_rows):
             raise ValueError(
-                f"{len(bad_rows)} of the {len(embeddings)} embeddings of a batch are not finite (NaN or Inf), the first at "
-                f"item {read.first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a "
-                "zero norm, float16 overflow."
+                f"{self._policy.owner}: {len(bad_rows)} of the {counted(len(embeddings), 'embedding')} of a batch "
+                f"{verb(len(bad_rows), 'is', 'are')} not finite (NaN or Inf), the first at item "
+                f"{read.first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a zero "
+                "norm, float16 overflow."
             )
         if not self._member.keeps_items:
             self._add(loader, read, embeddings)

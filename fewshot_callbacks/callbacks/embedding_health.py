@@ -16,10 +16,11 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, S
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._reading import named, non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.health import better_values, collapse_of, names_of
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import NoFile
+from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import Trainer, rank_zero_info
 
 
@@ -112,7 +113,8 @@ class EmbeddingHealthMonitor(BatchMonitor):
         if undefined:
             reason = "it has a single item" if items == 1 else "all its embeddings are equal"
             self._policy.warn(
-                f"{' and '.join(undefined)} of a training batch of {items} items are NaN: {reason}. (Shown once.)",
+                f"{' and '.join(undefined)} of a training batch of {counted(items, 'item')} are NaN: {reason}. (Shown "
+                "once.)",
                 kind=f"undefined {undefined}",
             )
         return rankme, effective_rank
@@ -129,15 +131,16 @@ class EmbeddingHealthMonitor(BatchMonitor):
         [side] = evaluated_set.sides
         has_labels = self._collection.have_classes(side.loader)
         if has_labels is None:
-            raise ValueError("The set is empty: no step gave an embedding.")
+            raise ValueError(f"{self._policy.owner}: the set is empty: no step gave an embedding.")
         shard = self._shard(side)
-        health = embedding_health(
-            shard.embeddings,
-            shard.labels if has_labels else None,
-            k=self.k,
-            normalize=self.normalize,
-            share=Share(all_processes(), shard.places),
-        )
+        with named(self._policy.owner, "embedding_health"):
+            health = embedding_health(
+                shard.embeddings,
+                shard.labels if has_labels else None,
+                k=self.k,
+                normalize=self.normalize,
+                share=Share(all_processes(), shard.places),
+            )
         self.reports[evaluated_set.suffix] = health
         self._tell(health.notes, set_name)
         self._report_collapse(health.collapse, set_name)
@@ -181,4 +184,6 @@ class EmbeddingHealthMonitor(BatchMonitor):
     def _report_collapse(self, collapse: str | None, set_name: str) -> None:
         """Warn once in a run that the embedding has collapsed; with `strict=True` raise each time."""
         if collapse is not None and (self._policy.strict or self._policy.is_new("collapse")):
-            self._policy.handle(ValueError(collapse), f"In {set_name}:")
+            # A warning names the place and the monitor itself.
+            fact = f"{self._policy.owner}, {set_name}: {collapse}" if self._policy.strict else collapse
+            self._policy.handle(ValueError(fact), f"In {set_name}:")

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._capture import Capture, CapturedCall
-from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least, describe
+from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least, describe, without_owner
 from fewshot_callbacks.callbacks._label_reader import LabelReader
 from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.item_batch import read_ids
 from fewshot_callbacks.settings import plain_list
+from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import LightningModule
 
 # `("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
@@ -291,7 +292,7 @@ class EmbeddingSource:
         """Return the error that a step called the submodule several times, and what says which call is meant."""
         fact = (
             f"{owner}: {step} called the submodule {self.submodule!r} {len(calls)} times, with "
-            f"{', '.join(map(str, row_counts))} rows, for {items} labels."
+            f"{', '.join(map(str, row_counts))} rows, for {counted(items, 'label')}."
         )
         fix = (
             f'Return the embeddings that are meant from the step, as {{"embeddings": embeddings, "labels": labels}}, and '
@@ -595,15 +596,16 @@ class EmbeddingReader:
         except UsageError:
             raise
         except ValueError as error:
-            raise UsageError(f"{self.owner}: the labels of {step} are {describe(labels)}. {error}") from error
+            fault = without_owner(error, self.owner)
+            raise UsageError(f"{self.owner}: the labels of {step} are {describe(labels)}. {fault}") from error
         embeddings = _check_embeddings(embeddings, step, self.owner)
         views = self.source.views
         if views > 1 and len(embeddings) == views * len(item_labels):
             item_labels = join(self.owner, [item_labels] * views)
         if len(item_labels) != len(embeddings):
             raise UsageError(
-                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(item_labels)} labels; expected one for "
-                "each embedding, in the same order."
+                f"{self.owner}: {step} gave {counted(len(embeddings), 'embedding')}, but "
+                f"{counted(len(item_labels), 'label')}; expected one for each embedding, in the same order."
             )
         return embeddings.detach(), item_labels
 
@@ -657,7 +659,7 @@ def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:
             embeddings = as_tensor(embeddings, "embeddings", owner)
         except ValueError as error:
             fact = f"{owner}: the embeddings of {step} are {describe(embeddings)}, not a tensor."
-            raise UsageError(f"{fact} {error}") from error
+            raise UsageError(f"{fact} {without_owner(error, owner)}") from error
     if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) of a global pooling layer
         embeddings = embeddings.flatten(1)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
@@ -702,7 +704,8 @@ def read_flag(entry: Entry, outputs: Any, batch: Any, items: int, owner: str, vi
         mask = mask.repeat(views)
     if len(mask) != items:
         raise UsageError(
-            f"{owner}: gallery has {len(mask)} entries for {items} embeddings. Expected one boolean for each item."
+            f"{owner}: gallery has {counted(len(mask), 'entry')} for {counted(items, 'embedding')}. Expected one boolean "
+            "for each item."
         )
     return mask
 
@@ -740,11 +743,11 @@ def read_names(
         if argument == "ids":
             values = [f"{name}, view {view}" for view in range(views) for name in names]
     try:
-        return read_ids(values, items, owner)
+        return read_ids(values, items, owner, argument)
     except ValueError as error:
         raise UsageError(
             f"{owner}: {argument} gave {describe(values)}; expected an integer or a word for each of the {items} "
-            f"embeddings. {error}"
+            f"embeddings. {without_owner(error, owner)}"
         ) from error
 
 

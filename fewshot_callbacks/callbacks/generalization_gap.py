@@ -16,6 +16,7 @@ from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source, hints_of_source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
     RetrievalReport,
@@ -101,7 +102,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
     """
 
     gap: GeneralizationGap | None
-    _remedy_for_two = "Give them different prefixes."
+    _remedy_for_two = "Give them different prefixes, such as prefix='gap' and prefix='overfitting'."
     _remedy_for_logged_twice = ", or pass prefix='overfitting'"
 
     def __init__(
@@ -237,7 +238,8 @@ class GeneralizationGapMonitor(CollectingMonitor):
     def _evaluate(self, shard: Shard) -> RetrievalReport:
         """Return the report of the set of which each process holds a shard. *Collective*."""
         share = Share(all_processes(), shard.places)
-        return evaluate_retrieval(shard.embeddings, shard.labels, share=share, **self._settings.arguments())
+        with named(self._policy.owner, "evaluate_retrieval"):
+            return evaluate_retrieval(shard.embeddings, shard.labels, share=share, **self._settings.arguments())
 
     def _report_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Log a sentence if the verdict has changed, and warn of classes of uneven size."""

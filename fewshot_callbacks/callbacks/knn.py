@@ -11,6 +11,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
+from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import Share, Similarity
@@ -107,15 +108,16 @@ class KnnMonitor(BankMonitor):
         if self._has_ids(sides, bank):
             assert bank is not None
             options |= {"query_ids": queries.ids, "gallery_ids": bank.ids}
-        report = knn_accuracy(
-            *(column for shard in shards for column in (shard.embeddings, shard.labels)),
-            k=self.k,
-            temperature=0.07 if self.similarity == "cosine" else None,
-            similarity=self.similarity,
-            confidence=self.confidence,
-            share=Share(all_processes(), *(shard.places for shard in shards)),
-            **options,
-        )
+        with named(self._policy.owner, "knn_accuracy"):
+            report = knn_accuracy(
+                *(column for shard in shards for column in (shard.embeddings, shard.labels)),
+                k=self.k,
+                temperature=0.07 if self.similarity == "cosine" else None,
+                similarity=self.similarity,
+                confidence=self.confidence,
+                share=Share(all_processes(), *(shard.places for shard in shards)),
+                **options,
+            )
         self.reports[evaluated_set.direction + evaluated_set.suffix] = report
         self._tell(report.notes, f"{set_name}, knn")
         return report.values

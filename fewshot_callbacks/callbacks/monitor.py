@@ -19,6 +19,7 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, E
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.settings import NoFile
+from fewshot_callbacks.system.words import with_article
 from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
@@ -165,7 +166,8 @@ class Monitor(CollectingMonitor):
         owner = type(self).__name__
         if not isinstance(values, Mapping):
             raise ValueError(
-                f"{owner}.measure returned a {type(values).__name__}. Return name -> number: {{'silhouette': 0.4}}."
+                f"{owner}.measure returned {with_article(type(values).__name__)}. Return name -> number: {{'silhouette': "
+                "0.4}."
             )
         missing = [name for name in self.names if name not in values]
         if missing:
@@ -178,6 +180,7 @@ class Monitor(CollectingMonitor):
                 numbers[str(name)] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise ValueError(
-                    f"{owner}.measure returned a {type(value).__name__} for {name!r}, which is no single number: {error}"
+                    f"{owner}.measure returned {with_article(type(value).__name__)} for {name!r}, which is no single "
+                    f"number: {error}"
                 ) from error
         return numbers

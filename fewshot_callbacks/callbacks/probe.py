@@ -13,6 +13,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import EvaluatedSet
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.retrieval import Share
 from fewshot_callbacks.settings import NoFile
@@ -163,17 +164,20 @@ class ProbeMonitor(BankMonitor):
         bank = self._bank_shard(trainer, sides)
         assert bank is not None
         queries = self._shard(sides[0])
-        groups = {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
-        report = linear_probe(
-            queries.embeddings,
-            _labels_or_targets(queries.labels),
-            bank.embeddings,
-            _labels_or_targets(bank.labels),
-            strengths=self.strengths,
-            confidence=self.confidence,
-            share=Share(all_processes(), queries.places, bank.places),
-            **groups,
+        groups: dict[str, Any] = (
+            {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
         )
+        with named(self._policy.owner, "linear_probe"):
+            report = linear_probe(
+                queries.embeddings,
+                _labels_or_targets(queries.labels),
+                bank.embeddings,
+                _labels_or_targets(bank.labels),
+                strengths=self.strengths,
+                confidence=self.confidence,
+                share=Share(all_processes(), queries.places, bank.places),
+                **groups,
+            )
         self.reports[evaluated_set.direction + evaluated_set.suffix] = report
         self._latest_names = tuple(report.values)
         self._tell(report.notes, f"{set_name}, probe")

@@ -24,6 +24,7 @@ from fewshot_callbacks.callbacks.embeddings import (
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._notes import without_digits
+from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     RequestedMetric,
@@ -270,7 +271,10 @@ class RetrievalMonitor(CollectingMonitor):
         """Evaluate a set, and return the values that are logged. *Collective*."""
         name = evaluated_set.direction + evaluated_set.suffix
         arguments = self._arguments(trainer, evaluated_set.sides)
-        with evaluation_progress(trainer, f"Retrieval of {set_name}") as progress:
+        with (
+            evaluation_progress(trainer, f"Retrieval of {set_name}") as progress,
+            named(self._policy.owner, "evaluate_retrieval"),
+        ):
             report = evaluate_retrieval(**arguments, progress=progress, **self._settings.arguments())
         self.reports[name] = report
         values = report.metrics()

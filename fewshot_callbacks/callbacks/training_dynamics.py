@@ -397,8 +397,9 @@ class TrainingDynamicsMonitor(Callback):
         history = DynamicsHistory.from_dict(state_dict["history"])
         if len(history) and history.centering != self.centering:
             self._policy.warn(
-                f"The checkpoint's training dynamics were centred by {history.centering!r}, those to come are by "
-                f"{self.centering!r}: the history starts anew."
+                f"{self._policy.owner}: the checkpoint's training dynamics were centred by {history.centering!r}, those to "
+                f"come are by {self.centering!r}: the history starts anew. Pass centering={history.centering!r} to "
+                "continue it."
             )
             return
         self._history = dict(history)

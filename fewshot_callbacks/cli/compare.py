@@ -32,6 +32,7 @@ from fewshot_callbacks.functional.episodes import EpisodeAccuracy
 from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.system.terminal import as_text
+from fewshot_callbacks.system.words import counted
 
 RECORD = "training.json"
 
@@ -360,7 +361,7 @@ def _episodes(tests: Sequence[NetworkResults]) -> str:
 def _episodes_of(accuracy: EpisodeAccuracy | None) -> str:
     if not accuracy:
         return "none"
-    return f"{accuracy.ways}-way {accuracy.shots}-shot, {accuracy.n} episodes, list {accuracy.episodes_hash}"
+    return f"{accuracy.ways}-way {accuracy.shots}-shot, {counted(accuracy.n, 'episode')}, list {accuracy.episodes_hash}"
 
 
 def half_width(value: float, reason: str) -> str:

@@ -27,6 +27,7 @@ from fewshot_callbacks.cli.tables import NARROW
 from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import BAND, GREY, METHODS, MethodStyle, draw_band, in_house_style, new_figure, save
 from fewshot_callbacks.system.terminal import as_text
+from fewshot_callbacks.system.words import counted
 
 RESULTS = "results.json"
 # The file with the hashes of all files of a demo. Nothing else is ever replaced.
@@ -149,7 +150,7 @@ def _train_and_test_one(
     if not has_episodes:
         setting = "batches"
         description = "batches of 20 classes x 4 images"
-    console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {description}")
+    console.print(f"\n[bold]{TITLES[name]}[/]: {counted(options.epochs, 'epoch')} of {options.episodes} {description}")
     words = TRAINED[name]
     size = f"--data.train.{setting}={options.episodes}"
     epochs = f"--trainer.max_epochs={options.epochs}"

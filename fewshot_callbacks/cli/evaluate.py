@@ -34,6 +34,7 @@ from fewshot_callbacks.files.addresses import path_text
 from fewshot_callbacks.files.journal import journaling
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
+from fewshot_callbacks.functional.items import EVERYTHING
 from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     Relevance,
@@ -42,7 +43,6 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords

@@ -12,6 +12,7 @@ from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,8 @@ class Recorder(Callback):
 
     # what an interrupted training has kept
     sentence = ""
+    # the checkpoint that a run that failed had loaded; None without one
+    checkpoint: str | PathLike[str] | None = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write how far the training has come."""
@@ -299,7 +302,8 @@ class Recorder(Callback):
             record.save(as_location(run_folder(trainer)))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Note the checkpoints of an interrupted training."""
+        """Note the checkpoint that was loaded, and those of an interrupted training."""
+        self.checkpoint = trainer.ckpt_path
         if trainer.state.fn != "fit":
             return
         files = [
@@ -362,7 +366,8 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             raise
         mismatch = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
         fix = "Give the config.yaml of its run with --config."
-        raise ValueError(f"The checkpoint holds the weights of another network: {mismatch} {fix}") from error
+        subject = "The checkpoint" if recorder.checkpoint is None else f"The checkpoint {recorder.checkpoint}"
+        raise ValueError(f"{subject} holds the weights of another network: {mismatch} {fix}") from error
     except SystemExit as stop:
         raise signal_behind(stop, recorder.sentence) from None
     finally:

@@ -25,6 +25,7 @@ from fewshot_callbacks.sources.formats import array_names
 from fewshot_callbacks.sources.shard_files import find_shards
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
+from fewshot_callbacks.system.words import counted
 
 # The time of an evaluation of one set, in matrix products of all pairs, from easy sets to hard ones: docs/measurements.md.
 USUAL_RATIOS = (0.4, 2.0)
@@ -168,7 +169,7 @@ def product_speed(dim: int) -> float:
 
 def _table(plan: EvaluationPlan, speed: float, options: Namespace, measured: MeasuredEvaluation | None) -> Table:
     drawn = "" if plan.queries == options.queries else f", drawn from {options.queries:,}"
-    title = f"{plan.queries:,} queries{drawn} against {plan.gallery:,} items, d = {plan.dim}"
+    title = f"{counted(plan.queries, 'query')}{drawn} against {counted(plan.gallery, 'item')}, d = {plan.dim}"
     table = Table(title=title, show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -208,7 +209,9 @@ def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation
     if not measured.is_extrapolated:
         return times, "measured on this machine just now, with all default metrics"
     largest = max(measured.samples, key=lambda sample: sample.rows)
-    meaning = f"on this machine, from {largest.queries:,} queries against {largest.gallery:,} items just now"
+    meaning = (
+        f"on this machine, from {counted(largest.queries, 'query')} against {counted(largest.gallery, 'item')} just now"
+    )
     return times, meaning
 
 

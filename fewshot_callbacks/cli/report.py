@@ -22,6 +22,7 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
 from fewshot_callbacks.system.terminal import as_text, note, printable
+from fewshot_callbacks.system.words import counted
 
 # The name of a report without `-o`.
 UNNAMED = Path("report.html")
@@ -86,7 +87,7 @@ def _output(options: Namespace) -> Path:
 
 def _summary(report: RetrievalReport) -> str:
     classes = "1 class" if report.classes == 1 else f"{report.classes:,} classes"
-    return f"mAP {report.mAP:.4f} of {report.queries:,} queries, {classes}:"
+    return f"mAP {report.mAP:.4f} of {counted(report.queries, 'query')}, {classes}:"
 
 
 def _model(sets: StoredSets, options: Namespace) -> Model:

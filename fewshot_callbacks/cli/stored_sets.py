@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from fewshot_callbacks.cli.options import COLUMNS
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.remote_cache import local_copy
-from fewshot_callbacks.functional.retrieval.inputs import with_stored_arrays
+from fewshot_callbacks.functional.items import with_stored_arrays
 from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.columns import as_booleans
 from fewshot_callbacks.sources.formats import array_names
 from fewshot_callbacks.sources.shard_files import find_shards
 from fewshot_callbacks.system.terminal import print_notes
+from fewshot_callbacks.system.words import counted
 
 # Array of a file with one set -> its name in a file with two, which is that of the argument of `evaluate_retrieval`. Reports
 # read the paths.
@@ -218,7 +219,8 @@ def first_of_each_id(sets: StoredSets) -> StoredSets:
         return sets
     if len(ids) != len(sets.queries):
         raise ValueError(
-            f"the file holds {len(ids):,} ids and {len(sets.queries):,} embeddings. Write one id for each item."
+            f"the file holds {counted(len(ids), 'id')} and {counted(len(sets.queries), 'embedding')}. Write one id for "
+            "each item."
         )
     mask = are_first(ids)
     arrays = {name: take_where(values, mask) for name, values in sets.arrays.items() if name != "query_ids"}

@@ -18,6 +18,7 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.system.terminal import as_text
+from fewshot_callbacks.system.words import counted
 
 # The key of a metric of all rows, which follows from no ranking.
 DISCRIMINANT_RATIO = "J"
@@ -77,7 +78,7 @@ def _class_table(classes: Sequence[Any], means: Mapping[str, Mapping[Any, float]
         classes: The labels of the classes.
         means: Metric -> label -> the mean of the class; a class without a value is no key.
     """
-    table = Table(title=f"means of {len(classes):,} classes", **NARROW)
+    table = Table(title=f"means of {counted(len(classes), 'class')}", **NARROW)
     for name in ("class", *means):
         table.add_column(name, justify="right", no_wrap=True)
     for label in classes:
@@ -133,7 +134,7 @@ def compression_tables(compression: CompressionReport) -> list[Table]:
 
 
 def _compression_table(compression: CompressionReport, key: str) -> Table:
-    title = f"{key} of compressed embeddings of {compression.dims:,} dimensions"
+    title = f"{key} of compressed embeddings of {counted(compression.dims, 'dimension')}"
     table = Table(title=as_text(title), pad_edge=False, **NARROW)
     table.add_column("form", overflow="fold")
     for heading in ("bytes of\nan item", "value", "minus\nwhole", "its 95 % interval"):
@@ -193,9 +194,9 @@ def _meaning(name: str, report: RetrievalReport) -> str:
 
 
 def _caption(report: RetrievalReport) -> str:
-    classes = f" of {report.classes:,} classes" if report.classes else ""
+    classes = f" of {counted(report.classes, 'class')}" if report.classes else ""
     return (
-        f"{report.queries:,} queries{classes} against {report.gallery:,} items, {report.similarity}; "
+        f"{counted(report.queries, 'query')}{classes} against {counted(report.gallery, 'item')}, {report.similarity}; "
         f"{report.queries_without_match:,} without a match, {report.queries_with_ties:,} with ties; "
         f"{report.seconds:.1f} s"
     )

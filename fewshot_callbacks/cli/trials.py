@@ -25,6 +25,7 @@ from fewshot_callbacks.functional.verification import (
 )
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import as_text, note
+from fewshot_callbacks.system.words import counted
 
 # The names of the figures that `trial_figures` draws, before anything is drawn.
 FIGURES = ("det", "scores")
@@ -106,8 +107,8 @@ def _scores(trials: TrialList, options: Namespace) -> Any:
 
 def report_table(report: TrialReport, title: str) -> Table:
     """Return the table of a report for a screen."""
-    people = f" of {report.identities:,} identities" if report.identities else ""
-    caption = f"{report.trials:,} trials{people}: {report.same:,} target, {report.different:,} non-target"
+    people = f" of {counted(report.identities, 'identity')}" if report.identities else ""
+    caption = f"{counted(report.trials, 'trial')}{people}: {report.same:,} target, {report.different:,} non-target"
     table = Table(title=as_text(title), caption=caption, title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
     for name in ("value", "95 % interval", "threshold"):

@@ -1,5 +1,6 @@
 """Your own images: folders, one per class."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ from fewshot_callbacks.data.image_set import (
     PhotoTransform,
     check_shares,
     count_and_names,
-    counted,
     refuse_shared,
 )
 from fewshot_callbacks.files.images import ENDINGS, list_folders, list_images
 from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 # Logos, words and signs are others when they are mirrored, and nobody knows what the folder holds.
@@ -116,9 +117,15 @@ class ImageFolder(ImageSet):
 def _split_folders(root: Path, folders: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
     """List the folder of each split, and refuse classes that are in two splits."""
     _check_folders(root, folders)
-    items = {split: _listed_classes(root / name) for split, name in folders.items()}
     # A validation on the test images is an explicit choice, and shares all their classes.
-    compared = [split for split in items if split != "val" or folders["val"] != folders["test"]]
+    compared: list[Split] = [split for split in folders if split != "val" or folders["val"] != folders["test"]]
+    for first, second in itertools.combinations(compared, 2):
+        if (root / folders[first]).samefile(root / folders[second]):
+            raise ValueError(
+                f"{first}_folder={folders[first]!r} and {second}_folder={folders[second]!r} are one folder of {root}; "
+                "few-shot evaluation needs classes that were never seen. Name a folder of its own for each."
+            )
+    items = {split: _listed_classes(root / name) for split, name in folders.items()}
     refuse_shared(
         [(repr(folders[split]), {item.class_name for item in items[split]}) for split in compared],
         "; few-shot evaluation needs classes that were never seen. Keep each class in one split.",
@@ -144,8 +151,9 @@ def _check_folders(root: Path, folders: Mapping[Split, str]) -> None:
                 f" To split the {counted(len(other_folders), 'folder')} in it as classes, pass val_share=0.2 and "
                 "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
             )
+        purpose = "" if name == split else f" for {split}"
         raise FileNotFoundError(
-            f"{root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{without_validation}.{shares}"
+            f"{root} holds no folder {name!r}{purpose}. Make it, or pass {split}_folder=...{without_validation}.{shares}"
         )
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import get_worker_info
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 from fewshot_callbacks.files.images import parse_colour, read_image
 from fewshot_callbacks.files.names import paths_on_disk
+from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 
@@ -352,14 +353,6 @@ def count_and_names(names: Sequence[str], noun: str) -> str:
     first_names = ", ".join(map(repr, names[:_MAX_NAMED]))
     further = ", ..." if len(names) > _MAX_NAMED else ""
     return f"{counted(len(names), noun)} ({first_names}{further})"
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number of things: `1 box`, `2,000 boxes`, `3 files`."""
-    if number == 1:
-        return f"1 {noun}"
-    plural = noun + ("es" if noun[-1] in "sx" else "s")
-    return f"{number:,} {plural}"
 
 
 def required(path: Path, fix: str) -> Path:

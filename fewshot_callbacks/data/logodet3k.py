@@ -18,12 +18,12 @@ from fewshot_callbacks.data.image_set import (
     PhotoTransform,
     check_no_split_is_empty,
     check_shares,
-    counted,
     refuse_any,
     required,
 )
 from fewshot_callbacks.files.images import PictureSize, image_size, list_entries, list_folders, refuse_second_links
 from fewshot_callbacks.files.names import composed_form, describe_system_names, spelling_key
+from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 FOLDER = "LogoDet-3K"

@@ -20,6 +20,7 @@ from fewshot_callbacks.functional.episodes import (
     class_name,
     sample_episodes,
 )
+from fewshot_callbacks.system.words import counted, verb
 
 
 class SeededBatchSampler(BatchSampler):
@@ -154,7 +155,8 @@ class EpisodicBatchSampler(SeededBatchSampler):
         check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
             raise ValueError(
-                f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."
+                f"{counted(episodes, 'episode')} {verb(episodes, 'does', 'do')} not make a batch of "
+                f"{episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
         self.episodes = episodes
         self.episodes_per_batch = episodes_per_batch
@@ -421,7 +423,9 @@ def check_class_balance(
         fix = "Pass the labels of the data set."
         if len(classes):
             fix = f"Use {prefix}classes_per_batch <= {len(classes)} or add classes."
-        raise ValueError(f"classes_per_batch={classes_per_batch}, but the labels hold {len(classes)} classes. {fix}")
+        raise ValueError(
+            f"classes_per_batch={classes_per_batch}, but the labels hold {counted(len(classes), 'class')}. {fix}"
+        )
     too_small = int((sizes < items_per_class).sum())
     if not too_small:
         return

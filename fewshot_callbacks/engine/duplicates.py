@@ -13,15 +13,17 @@ from fewshot_callbacks.engine.options import run_tasks, split
 _INTEGERS: dict[int, Any] = {8: np.int64, 4: np.int32, 1: np.int8}
 
 
-def first_duplicates(values: NDArray[Any], threads: int) -> NDArray[np.int64]:
+def first_duplicates(values: NDArray[Any], threads: int, hashes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """Return, for each row, the number of the first row that equals it bit for bit.
 
     Args:
         values: (rows, dim), contiguous.
         threads: Number of threads to compute with.
+        hashes: `row_hashes` of these rows, and perhaps of rows after them; None if they are not known.
     """
     bits = values.view(_INTEGERS[values.itemsize])
-    _, first, number = np.unique(row_hashes(values, threads), return_index=True, return_inverse=True)
+    known = row_hashes(values, threads) if hashes is None else hashes[: len(values)]
+    _, first, number = np.unique(known, return_index=True, return_inverse=True)
     first_equal = first[number]
 
     def check_rows(block: slice, _: None) -> None:
@@ -33,15 +35,16 @@ def first_duplicates(values: NDArray[Any], threads: int) -> NDArray[np.int64]:
     return first_equal
 
 
-def row_hashes(values: NDArray[Any], threads: int = 1) -> NDArray[np.int64]:
+def row_hashes(values: NDArray[Any], threads: int = 1, seed: int = 0) -> NDArray[np.int64]:
     """Return a hash of 64 bits for each row: the same in every process, and 0 for a row of zeros.
 
     Args:
         values: (rows, dim), contiguous.
         threads: Number of threads to compute with.
+        seed: Of the random factors. Hashes with two seeds are independent, 128 bits together.
     """
     bits = values.view(_INTEGERS[values.itemsize])
-    odd_factors = np.random.default_rng(0).integers(2**62, size=bits.shape[1]) | 1
+    odd_factors = np.random.default_rng(seed).integers(2**62, size=bits.shape[1]) | 1
     hashes = np.empty(len(bits), np.int64)
     shift = 4 * bits.itemsize - 3
 

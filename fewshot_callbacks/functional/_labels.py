@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, SharedError
-from fewshot_callbacks.functional._reading import as_tensor, refuse_masked, refuse_without_values, tensor_code
+from fewshot_callbacks.functional._reading import as_tensor, needs, refuse_masked, refuse_without_values, tensor_code
 from fewshot_callbacks.sources.stored_rows import is_of_other_library
+from fewshot_callbacks.system.words import counted, verb, with_article
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _INTEGERS = int | np.integer | np.bool_
@@ -36,6 +37,9 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 
 # Bytes of the digest of an id. Two of 1e9 ids have the same one with a probability of about 1e18 / 2^129, below 1e-20.
 DIGEST_BYTES = 16
+
+# Last word of the name of an argument -> what each item has one of, where that is no label.
+_NOUNS = {"ids": "id", "groups": "group", "places": "place", "clusters": "cluster", "folds": "fold"}
 
 
 class LabelFormsError(SharedError):
@@ -88,7 +92,7 @@ class Labels:
             return "targets of a regression"
         if isinstance(self.values, Tensor):
             return "integers"
-        return "strings" if self.columns is None else f"zeros and ones of {self.columns} labels"
+        return "strings" if self.columns is None else f"zeros and ones of {counted(self.columns, 'label')}"
 
     @property
     def are_targets(self) -> bool:
@@ -173,7 +177,8 @@ def as_targets(value: Any, name: str, call: str) -> Labels | None:
     missing = int((~array.isfinite()).sum())
     if missing:
         raise ValueError(
-            f"{call}: {missing:,} of {array.numel():,} targets in {name} are NaN or infinite. Leave out these items."
+            f"{call}: {missing:,} of {counted(array.numel(), 'target')} in {name} {verb(missing, 'is', 'are')} NaN or "
+            "infinite. Leave out these items."
         )
     return Labels(array.detach().double())
 
@@ -337,60 +342,6 @@ def _strings_of_integers(name: str) -> str:
     return f"list(map(str, map(int, {name})))"
 
 
-def exclusion_codes(
-    call: str,
-    given: Mapping[str, Any],
-    queries: int,
-    items: int,
-    *,
-    same_set: bool,
-    processes: Processes = ALONE,
-) -> dict[str, Tensor | None]:
-    """Return codes of the ids and groups of queries and gallery, which all processes agree on. *Collective*.
-
-    Args:
-        call: The public function, for messages.
-        given: `query_ids`, `gallery_ids`, `query_groups` and `gallery_groups` of this process; None, or no entry, for an
-            argument that no process was given.
-        queries: Number of queries of this process.
-        items: Number of gallery items of this process.
-        same_set: Queries and gallery are one set.
-        processes: All that hold queries or items.
-
-    Returns:
-        `int64` codes by the name of the argument; None for an argument that was not given.
-
-    Raises:
-        ValueError: For `gallery_ids` without a gallery, for one of a pair without the other, and where one is integers,
-            the other strings. With one set, `query_ids` alone name its items.
-    """
-    present = {name: value for name, value in given.items() if value is not None}
-    if same_set and "gallery_ids" in present:
-        raise ValueError(
-            f"{call}: gallery_ids without a gallery. Pass query_ids= alone, which names the items of one set, or pass the "
-            "gallery, too."
-        )
-    if same_set and "query_groups" in present:
-        present.setdefault("gallery_groups", present["query_groups"])
-    codes: dict[str, Tensor | None] = {}
-    for kind in ("ids", "groups"):
-        query_name = f"query_{kind}"
-        gallery_name = f"gallery_{kind}"
-        codes[query_name] = None
-        codes[gallery_name] = None
-        sides = {query_name: (queries, "queries"), gallery_name: (items, "gallery items")}
-        given_sides = [name for name in sides if name in present]
-        # The ids of one set are those of its queries.
-        needs_both = kind == "groups" or not same_set
-        if len(given_sides) == 1 and needs_both:
-            raise ValueError(f"{call}: {query_name} and {gallery_name} belong together. Pass both, or neither.")
-        if not given_sides:
-            continue
-        labels = {name: read_labels(present[name], sides[name][0], name, sides[name][1], call) for name in given_sides}
-        codes |= zip(labels, encode_ids(call, labels, processes), strict=True)
-    return codes
-
-
 def _forms(labels: Mapping[str, Labels]) -> dict[str, str]:
     """Return the form of each argument that has an item."""
     return {name: column.form for name, column in labels.items() if len(column)}
@@ -474,8 +425,9 @@ def _labels_of_sets(targets: Tensor, name: str, call: str) -> Labels:
     wrong = int(((targets != 0) & (targets != 1)).sum())
     if wrong:
         raise ValueError(
-            f"{call}: {name} have shape {tuple(targets.shape)}, and {wrong:,} entries are neither 0 nor 1. Entry "
-            "(i, j) is 1 if item i has label j; for one label each pass one integer or string for each item."
+            f"{call}: {name} have shape {tuple(targets.shape)}, and {counted(wrong, 'entry')} {verb(wrong, 'is', 'are')} "
+            "neither 0 nor 1. Entry (i, j) is 1 if item i has label j; for one label each pass one integer or string "
+            "for each item."
         )
     columns = targets.nonzero()[:, 1].tolist()
     ends = targets.bool().sum(dim=1).cumsum(0).tolist()
@@ -494,8 +446,8 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
         return as_tensor(value, name, call)
     if not hasattr(value, "__array__"):
         raise ValueError(
-            f"{call}: {name} is a {type(value).__name__}; expected a list, array or tensor of integers or strings, one "
-            f"for each item."
+            f"{call}: {name} is {with_article(type(value).__name__)}; expected a list, array or tensor of integers or "
+            "strings, one for each item."
         )
     return _read_array(np.asarray(value), name, call)
 
@@ -571,15 +523,14 @@ def _fault_of_entries(entries: list[Any], name: str) -> str:
     """Return what is wrong with entries that are neither all words nor all integers, and the fix."""
     missing = [index for index, entry in enumerate(entries) if _is_missing(entry)]
     if missing:
-        verb = "is" if len(missing) == 1 else "are"
         return (
-            f"{len(missing)} of {len(entries)} {name} {verb} missing, the first ({entries[missing[0]]}) at index "
-            f"{missing[0]}. Drop these items from all arguments."
+            f"{len(missing)} of {len(entries)} {name} {verb(len(missing), 'is', 'are')} missing, the first "
+            f"({entries[missing[0]]}) at index {missing[0]}. Drop these items from all arguments."
         )
     for index, entry in enumerate(entries):
         if not isinstance(entry, str | _INTEGERS):
             return (
-                f"{name} hold a {type(entry).__name__} at index {index}; expected integers or strings, such as "
+                f"{name} hold {with_article(type(entry).__name__)} at index {index}; expected integers or strings, such as "
                 f"list(map(str, {name}))."
             )
     are_words = [isinstance(entry, str) for entry in entries]
@@ -607,7 +558,7 @@ def _labels_of_integers(integers: Tensor, name: str, call: str, code: str) -> La
         if bool((integers < 0).any()):
             raise ValueError(_beyond_64_bits(name, call, f"{code}.tolist()"))
     if integers.dtype not in LABEL_DTYPES:
-        raise ValueError(f"{call} needs integer {name}; got {integers.dtype}. {_fix_of_floats(integers, name, code)}")
+        raise ValueError(f"{needs(call)} integer {name}; got {integers.dtype}. {_fix_of_floats(integers, name, code)}")
     return Labels(integers.to(torch.int64))
 
 
@@ -615,10 +566,9 @@ def _fix_of_floats(numbers: Tensor, name: str, code: str) -> str:
     """Return what to pass in place of floats. Whole numbers become integers; `long` would make one class of 0.2 and 0.7."""
     missing = numbers.isnan().nonzero().flatten().tolist()
     if missing:
-        verb = "is" if len(missing) == 1 else "are"
         return (
-            f"{len(missing)} of {len(numbers)} {name} {verb} missing, the first (nan) at index {missing[0]}. Drop these "
-            "items from all arguments."
+            f"{len(missing)} of {len(numbers)} {name} {verb(len(missing), 'is', 'are')} missing, the first (nan) at "
+            f"index {missing[0]}. Drop these items from all arguments."
         )
     if numbers.is_floating_point() and torch.equal(numbers, numbers.trunc()):
         return f"Floating-point labels lose identities above 2**24: pass {code}.long()."
@@ -634,6 +584,9 @@ def _check_shape(shape: tuple[int, ...], name: str, call: str, column: str, code
     if len(shape) == 1:
         return
     fix = f"Pass {code}.flatten()."
-    if len(shape) == 2:
+    noun = _NOUNS.get(name.rpartition("_")[2], "label") if name != "label_groups" else "label"
+    if len(shape) == 2 and noun == "label":
         fix = f"Pass {column}; evaluate_retrieval takes zeros and ones for items with several labels each."
-    raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {fix}")
+    elif len(shape) == 2:
+        fix = f"Pass one column: {code}[:, 0]."
+    raise ValueError(f"{needs(call)} one {noun} for each item; {name} has shape {tuple(shape)}. {fix}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from logging import Logger
@@ -41,5 +42,14 @@ class NotesOnce:
 
 
 def without_digits(text: str) -> str:
-    """Return a text without its digits, so that messages that differ only in numbers are of one kind."""
-    return "".join(character for character in text if not character.isdigit())
+    """Return a text without its digits and endings, so that messages that differ only in numbers are of one kind.
+
+    Examples:
+        >>> without_digits("1 of 3 rows holds NaN.") == without_digits("2 of 3 rows hold NaN.")
+        True
+        >>> without_digits("1 query is left out.") == without_digits("12 queries are left out.")
+        True
+    """
+    letters = "".join(character for character in text if not character.isdigit())
+    verbless = re.sub(r"\b(is|are|has|have)\b", "", letters)
+    return re.sub(r"[iesy]+\b", "", verbless)

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fewshot_callbacks.sources.stored_rows import StoredRows, is_of_other_library, tensor_of_other_library
+from fewshot_callbacks.system.words import counted, verb, with_article
 
 
 @contextmanager
@@ -65,9 +66,9 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
                 tensor = torch.as_tensor(array, device="cpu", dtype=torch.float32)
         return _computable_values(tensor)
     except (TypeError, ValueError, RuntimeError) as error:
-        kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        kind = with_article(f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__)
         raise ValueError(
-            f"{call}: {name} is a {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a NumPy "
+            f"{call}: {name} is {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a NumPy "
             "array, or a list of rows of the same length."
         ) from error
 
@@ -173,10 +174,10 @@ def refuse_masked(value: Any, name: str, call: str) -> None:
     if masked:
         stack = f"{name} = np.ma.stack({name}), then " if arrays is value else ""  # a list has no mask of its own
         raise ValueError(
-            f"{call}: {name} is a masked array with {masked} masked values, which a tensor would take for valid ones. Drop "
-            f"the items with a masked value from all arguments, {stack}keep = "
-            f"~np.ma.getmaskarray({name}).reshape(len({name}), -1).any(axis=1), then {name}.data[keep]; or "
-            f"choose what stands in their place, {name}.filled(0)."
+            f"{call}: {name} is a masked array with {counted(masked, 'masked value')}, which a tensor would take for "
+            f"valid ones. Drop the items with a masked value from all arguments, {stack}keep = "
+            f"~np.ma.getmaskarray({name}).reshape(len({name}), -1).any(axis=1), then {name}.data[keep]; or choose what "
+            f"stands in their place, {name}.filled(0)."
         )
 
 
@@ -198,15 +199,37 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str, code: st
     code = code or name
     if embeddings.ndim != 2:
         fix = matrix_from(code, embeddings.ndim)
-        raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
+        raise ValueError(f"{needs(call)} {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
     if not embeddings.dtype.is_floating_point:
         raise ValueError(
-            f"{call} needs floating-point {name}; got {embeddings.dtype}. {as_floats(code, embeddings.dtype)}"
+            f"{needs(call)} floating-point {name}; got {embeddings.dtype}. {as_floats(code, embeddings.dtype)}"
         )
     if embeddings.shape[0] == 0:
         raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
     if embeddings.shape[1] == 0:
         raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+
+
+@contextmanager
+def named(call: str, inner: str) -> Iterator[None]:
+    """Name the function that was called in errors of another one that it calls, which begin with the other's name."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        if message.startswith((f"{inner}:", f"{inner} ", f"{inner}(")):
+            error.args = (f"{call}{message.removeprefix(inner)}",)
+        raise
+
+
+def needs(call: str) -> str:
+    """Return the beginning of a sentence on what a call needs; several callbacks, `A and B`, need it together.
+
+    Examples:
+        >>> needs("knn_accuracy"), needs("KnnMonitor and ProbeMonitor")
+        ('knn_accuracy needs', 'KnnMonitor and ProbeMonitor need')
+    """
+    return f"{call} {'need' if ' and ' in call else 'needs'}"
 
 
 def as_floats(code: str, dtype: torch.dtype) -> str:
@@ -265,10 +288,10 @@ def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str
     if len(rows):
         code = code or name
         raise ValueError(
-            f"{call}: {len(rows)} of {items} rows of {name} hold NaN or Inf, the first at index "
-            f"{int(rows[0])}{where}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
-            f"overflow), or drop them: keep = {code}.isfinite().all(dim=1), then {code}[keep], and the same "
-            "items of the other arguments."
+            f"{call}: {len(rows)} of {counted(items, 'row')} of {name} {verb(len(rows), 'holds', 'hold')} NaN or Inf, "
+            f"the first at index {int(rows[0])}{where}. Find the step that made them (a diverged loss, a division by a "
+            f"zero norm, float16 overflow), or drop them: keep = {code}.isfinite().all(dim=1), then {code}[keep], and "
+            "the same items of the other arguments."
         )
 
 

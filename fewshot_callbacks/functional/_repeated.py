@@ -109,11 +109,17 @@ class Side(NamedTuple):
     labels: Int[np.ndarray, "items"]
 
 
-def hashes_of(rows: Tensor | StoredRows, dtype: torch.dtype) -> Ints:
-    """Return the hash of each row in a common type: rows of two types that are equal in it have one hash."""
+def hashes_of(rows: Tensor | StoredRows, dtype: torch.dtype, seed: int = 0) -> Ints:
+    """Return the hash of each row in a common type: rows of two types that are equal in it have one hash.
+
+    Args:
+        rows: (items, dim).
+        dtype: The common type.
+        seed: See `row_hashes`.
+    """
     if isinstance(rows, StoredRows):
-        return np.concatenate([np.empty(0, np.int64), *(hashes_of(chunk, dtype) for chunk in _chunks(rows))])
-    return row_hashes(rows.to(dtype).contiguous().numpy())
+        return np.concatenate([np.empty(0, np.int64), *(hashes_of(chunk, dtype, seed) for chunk in _chunks(rows))])
+    return row_hashes(rows.to(dtype).contiguous().numpy(), seed=seed)
 
 
 def _chunks(rows: StoredRows) -> Iterable[Tensor]:
@@ -145,17 +151,29 @@ def count_copies(
     equal_rows = (row_of_query[query], row_of_item[item])
     equal_labels = (queries.labels[query], items.labels[item])
     codes = [(query_codes[query], item_codes[item]) for query_codes, item_codes in exclusions]
-    # A pair may be excluded for several reasons. So the excluded pairs are counted by inclusion and exclusion.
-    for size in range(len(codes) + 1):
-        for reasons in itertools.combinations(codes, size):
-            copies[query] += (-1) ** size * _count_equal([equal_rows, equal_labels, *reasons])
+    copies[query] = count_equal_candidates([equal_rows, equal_labels], codes)
     return copies
+
+
+def count_equal_candidates(columns: Sequence[tuple[Ints, Ints]], exclusions: Sequence[tuple[Ints, Ints]]) -> Ints:
+    """Return how many candidates of each query equal it in all columns.
+
+    Args:
+        columns: Values of the queries and of the items.
+        exclusions: See `count_copies`.
+    """
+    counts = np.zeros(len(columns[0][0]), np.int64)
+    # A pair may be excluded for several reasons. So the excluded pairs are counted by inclusion and exclusion.
+    for size in range(len(exclusions) + 1):
+        for reasons in itertools.combinations(exclusions, size):
+            counts += (-1) ** size * _count_equal([*columns, *reasons])
+    return counts
 
 
 def _count_equal(columns: Sequence[tuple[Ints, Ints]]) -> Ints:
     """Return how many items equal each query in all columns. A column holds values of the queries and of the items."""
-    keys = np.zeros(sum(map(len, columns[0])), np.int64)
-    for pair in columns:
+    keys = np.unique(np.concatenate(columns[0]), return_inverse=True)[1]
+    for pair in columns[1:]:
         values = np.unique(np.concatenate(pair), return_inverse=True)[1]
         keys = np.unique(keys * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
     queries = len(columns[0][0])

@@ -30,6 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.sources.stored_rows import StoredRows
 
 # Numbers of float64 that a block of items may take: 8 MB. Larger products are no faster.
 BLOCK_NUMBERS = 2**20
@@ -181,7 +182,7 @@ class RotatedTargets:
 class TrainingItems:
     """The items of this process that a ridge regression is fitted on."""
 
-    rows: Float[Tensor, "items dim"]
+    rows: Float[Tensor, "items dim"] | StoredRows
     targets: Targets
 
     @property
@@ -283,7 +284,7 @@ def fit_ridge(items: TrainingItems, processes: Processes) -> Ridge:
 
     Processes exchange sums: dim + columns numbers, then dim^2 + dim columns.
     """
-    unit, origin = _unit_and_origin(items.rows, processes)
+    unit, origin = _unit_and_origin(items, processes)
     offsets = torch.zeros_like(origin)
     for block in items.blocks():
         offsets += (items.rows[block].double() / unit - origin).sum(dim=0)
@@ -305,16 +306,16 @@ def fit_ridge(items: TrainingItems, processes: Processes) -> Ridge:
     return Ridge(int(count), unit, centre, axes, eigenvalues[is_seen], target_mean, axes.T @ products)
 
 
-def _unit_and_origin(rows: Float[Tensor, "items dim"], processes: Processes) -> tuple[float, Float[Tensor, "dim"]]:
+def _unit_and_origin(items: TrainingItems, processes: Processes) -> tuple[float, Float[Tensor, "dim"]]:
     """Return a power of two near the largest number, and an item divided by it. *Collective*.
 
     Means are taken from an item on. So equal items have a scatter of exactly zero, and so has a constant dimension.
     """
     largest = 0.0
-    if len(rows):
-        lowest, highest = rows.aminmax()  # the absolute numbers would take as much memory as the embeddings
-        largest = max(abs(float(lowest)), abs(float(highest)))
-    everyone = processes.gather((largest, rows[:1].double()))
+    for block in items.blocks():
+        lowest, highest = items.rows[block].aminmax()
+        largest = max(largest, abs(float(lowest)), abs(float(highest)))
+    everyone = processes.gather((largest, items.rows[:1].double()))
     # One power less than the number: 2^1024 would overflow.
     unit = math.ldexp(1.0, math.frexp(max(number for number, _ in everyone))[1] - 1)
     origin = torch.cat([first for _, first in everyone])[0]

@@ -21,6 +21,7 @@ from fewshot_callbacks.functional._reading import as_tensor, refuse_unknown
 from fewshot_callbacks.functional.episodes import split_episodes
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import as_text
+from fewshot_callbacks.system.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -163,7 +164,7 @@ def training_dynamics(
     if without_distances:
         psi_con = psi_div = math.nan
         undefined.append(
-            f"all embeddings of {without_distances} of {episodes} episodes were one point before the step "
+            f"all embeddings of {without_distances} of {counted(episodes, 'episode')} were one point before the step "
             f"(collapsed), so the distances have nothing to be compared with"
         )
     if old_distances.shape[1] == 1:
@@ -300,7 +301,8 @@ class DynamicsHistory:
     def __post_init__(self) -> None:
         if len(self.steps) != len(self.measures):
             raise ValueError(
-                f"{len(self.steps)} steps came with {len(self.measures)} measures. Pass one for each step."
+                f"{counted(len(self.steps), 'step')} came with {counted(len(self.measures), 'measure')}. Pass one for "
+                "each step."
             )
 
     def __len__(self) -> int:

@@ -33,6 +33,7 @@ from fewshot_callbacks.functional.statistics import (
     paired_difference_interval,
     share_interval,
 )
+from fewshot_callbacks.system.words import counted
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class EpisodeList:
         if sizes != expected:
             raise ValueError(
                 f"indices have {sizes} classes and images per episode; {self.ways}-way {self.shots}-shot with "
-                f"{self.queries} queries makes {expected}. Pass indices of shape (episodes, ways, shots + queries)."
+                f"{counted(self.queries, 'query')} makes {expected}. Pass indices of shape (episodes, ways, shots + "
+                "queries)."
             )
 
     def __len__(self) -> int:
@@ -288,9 +290,9 @@ def check_classes_suffice(
         if size <= shots:
             fewer = f"Use {prefix}shots 1 with {prefix}queries <= {size - 1} or drop" if size > 1 else "Drop"
         raise ValueError(
-            f"{ways}-way {shots}-shot with {queries} queries needs {items_per_class} images per class; class "
-            f"{class_name(int(classes[smallest]), words or class_names)} has {size}{several}. "
-            f"{fewer} {'these classes' if too_small > 1 else 'the class'}."
+            f"{ways}-way {shots}-shot with {counted(queries, 'query')} needs {counted(items_per_class, 'image')} per "
+            f"class; class {class_name(int(classes[smallest]), words or class_names)} has {size}{several}. {fewer} "
+            f"{'these classes' if too_small > 1 else 'the class'}."
         )
 
 
@@ -331,7 +333,9 @@ def split_episode(
     check_episode_sizes(shots=shots)
     labels, names = as_labels(labels, "labels", "split_episode").encoded()
     if len(labels) != len(embeddings):
-        raise ValueError(f"{len(embeddings)} embeddings came with {len(labels)} labels. Pass one label per row.")
+        raise ValueError(
+            f"{counted(len(embeddings), 'embedding')} came with {counted(len(labels), 'label')}. Pass one label per row."
+        )
     if len(labels) == 0:
         raise ValueError("The episode is empty: 0 embeddings. Pass a batch drawn by an EpisodicBatchSampler.")
     classes, counts = torch.unique(labels, return_counts=True)
@@ -386,8 +390,8 @@ def split_episodes(
     item_labels = as_labels(labels, "labels", "split_episodes")
     if rows % episodes or len(item_labels) != rows:
         raise ValueError(
-            f"{rows} embeddings with labels of shape {(len(item_labels),)} do not form a batch of {episodes} episodes "
-            f"of the same size. Pass as many rows for each episode, and one label per row."
+            f"{counted(rows, 'embedding')} with labels of shape {(len(item_labels),)} do not form a batch of "
+            f"{counted(episodes, 'episode')} of the same size. Pass as many rows for each episode, and one label per row."
         )
     item_labels = on_cpu(item_labels)  # an accelerator is waited for once, not in each episode
     size = rows // episodes
@@ -409,8 +413,8 @@ def split_episodes(
         first_ways = len(support[0])
         if ways != first_ways:
             raise ValueError(
-                f"Episode {number} of the {episodes} of the batch has {ways} classes, the first has {first_ways}. Pass "
-                "episodes of equal size, as an EpisodicBatchSampler draws them."
+                f"Episode {number} of the {episodes} of the batch has {counted(ways, 'class')}, the first has "
+                f"{first_ways}. Pass episodes of equal size, as an EpisodicBatchSampler draws them."
             )
     return torch.stack(support), torch.stack(queries)
 

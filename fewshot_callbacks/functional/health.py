@@ -33,19 +33,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes, presence
+from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, tensor_code
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
+from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, check_places, refuse_other_dims
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
+from fewshot_callbacks.system.words import counted
 
 _CALL = "embedding_health"
 # Indices of the eigenvalues, from 1, that the decay is fitted to: the first ones show the classes, and the last ones of a
@@ -263,7 +263,7 @@ class EmbeddingHealth:
 
     def __str__(self) -> str:
         """Return a table with a number a line, and the notes."""
-        head = f"{self.items:,} items, {self.dim} dimensions"
+        head = f"{counted(self.items, 'item')}, {counted(self.dim, 'dimension')}"
         if self.classes is not None:
             head += f", {self.classes:,} classes with two items and more"
         lines = [head, *(f"{name:<20} {value:10.4g}" for name, value in self.metrics().items())]
@@ -309,8 +309,8 @@ def collapse_of(
     """
     if items > 1 and spread < ROUNDING:
         return (
-            f"The embedding has collapsed to a point: {items:,} items differ by {spread:.1e} of their length, which is "
-            "rounding."
+            f"The embedding has collapsed to a point: {counted(items, 'item')} differ by {spread:.1e} of their length, "
+            "which is rounding."
         )
     is_judged = min(items, dim) >= FEWEST_TO_JUDGE and (classes is None or classes > 2 * FEWEST_DIRECTIONS)
     if is_judged and max(rankme, effective_rank) < FEWEST_DIRECTIONS:
@@ -405,7 +405,9 @@ def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | 
     by_rank = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
     dims = {rank: dim for rank, (dim, number, _) in enumerate(by_rank) if number}
     if not dims:
-        raise ValueError(f"{_CALL}: embeddings is empty (shape (0, 0)) in every process. Pass at least one item.")
+        raise ValueError(
+            f"{_CALL}: embeddings is empty (shape {tuple(rows.shape)}) in every process. Pass at least one item."
+        )
     refuse_other_dims(_CALL, "embeddings", dims)
     codes = None if item_labels is None else encode(_CALL, {"labels": item_labels}, processes)[0][0]
     if places is not None:
@@ -496,8 +498,8 @@ def _from_moments(moments: Moments) -> _Findings:
         notes.append(f"effective_rank and spectral_decay are NaN: {reason}.")
     elif math.isnan(spectral_decay):
         notes.append(
-            f"spectral_decay is NaN: the covariance has {len(moments.eigenvalues)} eigenvalues that are more than "
-            f"rounding, and the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
+            f"spectral_decay is NaN: the covariance has {counted(len(moments.eigenvalues), 'eigenvalue')} that are more "
+            f"than rounding, and the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
         )
     fields = {"rankme": rankme, "effective_rank": effective_rank, "spectral_decay": spectral_decay}
     return _Findings(fields | {"spread": moments.spread}, notes)
@@ -688,8 +690,8 @@ def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share,
     """
     if items <= k:
         note = (
-            f"hubness, antihubs and intrinsic_dimension are NaN: {k} neighbours need more than {items} items. Pass k of at "
-            "most the number of other items."
+            f"hubness, antihubs and intrinsic_dimension are NaN: {counted(k, 'neighbour')} need more than "
+            f"{counted(items, 'item')}. Pass k of at most the number of other items."
         )
         return _Findings({}, [note])
     rows_of_all = _rows_of_all(rows, share)
@@ -737,18 +739,18 @@ class _NeighbourCounts(NamedTuple):
 
 def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k: int) -> _NeighbourCounts:
     """Return how often each item is a neighbour. Each process searches for its share of the distinct rows. Collective."""
-    items = len(rows)
-    one_class = np.zeros(items, np.int64)
-    search = NeighbourSearch(rows, None, one_class, one_class, np.arange(items), "euclidean", memory_bytes(_CALL, None))
+    number = len(rows)
+    items = Items(rows, torch.arange(number), number, {"labels": torch.zeros(number, dtype=torch.int64)})
+    sets = ItemSets(items, items, torch.arange(number), "euclidean", ALONE, memory_bytes(_CALL, None))
+    search = NeighbourSearch.of(sets.hashed())
+    first = search.rows.first_items
+    row_of_item = search.rows.row_of_item
+    copies = np.bincount(row_of_item)
     log_ratios: list[float] = []
     with computing() as threads:
-        vectors = Vectors(rows, None, "euclidean", threads=threads)
-        first, row_of_item, copies = np.unique(
-            vectors.pairs.query_first_duplicate, return_inverse=True, return_counts=True
-        )
         rows_here = np.arange(processes.rank, len(first), processes.count)
         times_named = np.zeros(len(first))
-        for positions, votes in search.votes(vectors, first[rows_here], k) if len(rows_here) else ():
+        for positions, votes in search.votes(threads, first[rows_here], k) if len(rows_here) else ():
             [portion] = votes.portions([k])
             copies_of_query = copies[rows_here[positions]]
             times_named += np.bincount(votes.row, portion * votes.items * copies_of_query[votes.query], len(first))

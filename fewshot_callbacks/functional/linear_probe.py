@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,20 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes, presence
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._labels import Labels, encode
-from fewshot_callbacks.functional._probe_inputs import (
-    CALL,
-    ProbeGroups,
-    ProbeSide,
-    read_groups,
-    read_side,
-    refuse_other_dims_of_sides,
-    target_columns,
-)
+from fewshot_callbacks.functional._probe_inputs import CALL, read_targets
 from fewshot_callbacks.functional._reading import default_mode
-from fewshot_callbacks.functional._repeated import Copies, Side, hashes_of
+from fewshot_callbacks.functional._repeated import hashes_of
 from fewshot_callbacks.functional._ridge import (
     ClassTargets,
     LeaveGroupOut,
@@ -39,10 +30,10 @@ from fewshot_callbacks.functional._ridge import (
     fit_ridge,
     summed,
 )
+from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, read_items
 from fewshot_callbacks.functional.neighbours import positive_number
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
-from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
 from fewshot_callbacks.functional.statistics import (
     Interval,
     clustered_mean_interval,
@@ -51,6 +42,8 @@ from fewshot_callbacks.functional.statistics import (
     notes_on_largest_class,
 )
 from fewshot_callbacks.settings import Metric
+from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor
+from fewshot_callbacks.system.words import counted, none_has
 
 # Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.
 DEFAULT_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 3))
@@ -128,9 +121,9 @@ class ProbeReport(Values):
 
     def __str__(self) -> str:
         """Return the values, one in a line with its interval, and the notes."""
-        sizes = f"{self.queries:,} queries, {self.gallery:,} gallery items"
+        sizes = f"{counted(self.queries, 'query')}, {counted(self.gallery, 'gallery item')}"
         if self.classes is not None:
-            sizes += f" of {self.classes:,} classes"
+            sizes += f" of {counted(self.classes, 'class')}"
         tried = f", the best of {len(self.errors)} that were tried" if len(self.errors) > 1 else ""
         penalty = f"strength {self.strength:g}{tried}; it is alpha {self.alpha:.4g} of scikit-learn"
         return "\n".join([sizes, penalty, *self.lines(), *self.notes])
@@ -159,14 +152,17 @@ class ProbeReport(Values):
 @default_mode()
 def linear_probe(
     queries: Any,
-    query_labels: Any,
-    gallery: Any,
-    gallery_labels: Any,
+    query_labels: Any | None = None,
+    gallery: Any | None = None,
+    gallery_labels: Any | None = None,
     *,
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
     strengths: Any = DEFAULT_STRENGTHS,
     confidence: float = 0.95,
+    memory_mb: float | None = None,
     share: Share = EVERYTHING,
 ) -> ProbeReport:
     """Fit a linear classifier, or a linear regression, on a gallery, and evaluate it on the queries.
@@ -181,19 +177,25 @@ def linear_probe(
     the fit without it.
 
     Args:
-        queries: (queries, dim) finite floating-point rows.
+        queries: (queries, dim) finite floating-point rows. `Shards` bring their labels, ids and groups; with `is_gallery`
+            they are divided into queries and gallery.
         query_labels: (queries,) integers or strings, the classes; or floats, (queries,) or (queries, targets), for a
-            regression. A query whose class the gallery does not have is left out and counted.
+            regression. A query whose class the gallery does not have is left out and counted. Labels in files are classes.
         gallery: (gallery, dim) items that the probe is fitted on.
         gallery_labels: Classes or targets of the gallery, in the same form.
+        query_ids: (queries,) identity of each query, where some come several times: the first of each id is counted. A note
+            says so if some queries have the id of a gallery item.
+        gallery_ids: (gallery,) identity of each gallery item: the probe is fitted on the first of each id.
         query_groups: (queries,) integers or strings; the queries of one group are taken to be dependent, in place of those
             of one class, and intervals are over other groups.
-        gallery_groups: (gallery,) integers or strings; the items of one group are left out together. Pass the ids of items
-            that come several times. A group is in memory at once, in float64.
+        gallery_groups: (gallery,) integers or strings; the items of one group are left out together. A group is in
+            memory at once, in float64.
         strengths: Strengths of the penalty that are tried, or one, from 1e-9 to 1e9, in units of the mean of those
             eigenvalues of the gallery's scatter matrix that are not zero; by default nine from 1e-6 to 100. A note says so
             if an end of them is clearly the best.
         confidence: Confidence level of the intervals, in (0, 1).
+        memory_mb: `Shards` whose vectors take more than a quarter of it, in MB, stay in their files, which are then read up
+            to eight times; None is 512. With `gallery_groups` they are mapped, or copied to a temporary file.
         share: Which of the queries and of the gallery this process holds, where several make the call together. They
             exchange sums: dim x dim and dim x classes numbers; items are only sent if groups are, to have each group in one
             process. A process without items passes empty tensors, and empty groups and places where others pass them. All
@@ -204,9 +206,9 @@ def linear_probe(
         predicts the queries better.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings or targets hold NaN or Inf, the gallery has a single class,
-            group or item, no query has a class of the gallery, a strength is out of range, or processes that make the call
-            together make it in different ways; the same in every process.
+        ValueError: If shapes or types do not fit, embeddings or targets hold NaN or Inf, the gallery is missing, or has a
+            single class, group or item, no query has a class of the gallery, a strength is out of range, or processes that
+            make the call together make it in different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -224,21 +226,23 @@ def linear_probe(
     with processes.together():
         strengths = _checked_strengths(strengths)
         normal_quantile(confidence)
-        arrays = {"query_groups": query_groups, "gallery_groups": gallery_groups}
-        arrays |= {"query_places": share.query_places, "gallery_places": share.gallery_places}
-        settings: dict[str, object] = {"strengths": strengths, "confidence": confidence}
-        processes.refuse_other_calls(CALL, settings | {name: presence(array) for name, array in arrays.items()})
-        sides = (
-            read_side(processes, "queries", "query", queries, query_labels, query_groups, share.query_places),
-            read_side(processes, "gallery", "gallery", gallery, gallery_labels, gallery_groups, share.gallery_places),
-        )
-        refuse_other_dims_of_sides(sides)
-        groups = read_groups(sides, processes)
-        columns = target_columns(sides, processes)
-        if columns is None:
-            probe: _Classification | _Regression = _Classification.of(sides, groups, confidence, processes)
+        memory = memory_bytes(CALL, memory_mb)
+        settings = {"strengths": strengths, "confidence": confidence, "memory_mb": memory_mb}
+        share.refuse_other_settings(CALL, settings)
+        columns = {"query_labels": query_labels, "gallery_labels": gallery_labels}
+        targets = read_targets(columns, processes)
+        if targets is not None:
+            # Targets are no codes. Those of an item are found by their row, also after items were left out.
+            columns = {name: hashes_of(of_side, torch.float64) for name, of_side in targets.items()}
+            rows = {"query_rows": "query_labels", "gallery_rows": "gallery_labels"}
+            columns |= {name: torch.arange(len(targets[labels])) for name, labels in rows.items()}
+        columns |= {"query_ids": query_ids, "gallery_ids": gallery_ids}
+        columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
+        sets = read_items(CALL, queries, gallery, columns, share=share, memory=memory)
+        if targets is None:
+            probe: _Classification | _Regression = _Classification.of(sets, confidence)
         else:
-            probe = _Regression.of(sides, groups, columns, processes)
+            probe = _Regression.of(sets, targets)
         return _report(probe, strengths, confidence, processes)
 
 
@@ -278,11 +282,9 @@ class _GalleryAccuracy(NamedTuple):
 class _Classification:
     """Queries and gallery of this process, with classes that are numbered from 0 on."""
 
-    queries: ProbeSide
-    query_classes: Int[Tensor, "queries"]
-    """-1 for a class that the gallery does not have"""
-    query_units: Int[Tensor, "queries"]
-    """class or group of each query, whatever is independent of others"""
+    queries: Items
+    classes_of_queries: Int[Tensor, "queries"]
+    """of all processes; -1 for a class that the gallery does not have"""
     items: TrainingItems
     """gallery items; with groups, whole groups"""
     item_classes: Int[Tensor, "items"]
@@ -292,41 +294,31 @@ class _Classification:
     notes: list[str]
 
     @classmethod
-    def of(
-        cls, sides: Sequence[ProbeSide], groups: ProbeGroups, confidence: float, processes: Processes
-    ) -> _Classification:
+    def of(cls, sets: ItemSets, confidence: float) -> _Classification:
         """Return the sets of a classification. *Collective*.
 
         Raises:
             ValueError: If the gallery has a single class, or no query has one of its classes; in every process.
         """
-        queries, gallery = sides
-        labels = {side.labels_name: side.labels for side in sides if isinstance(side.labels, Labels)}
-        (query_codes, gallery_codes), names = encode(CALL, labels, processes)
-        present = torch.cat(processes.gather(gallery_codes.unique())).unique()
+        queries, gallery = sets.queries, sets.gallery
+        present = gallery.labels.unique()
         if len(present) < 2:
-            label = present[0].item() if names is None else names[int(present[0])]
+            label = present[0].item() if sets.label_names is None else sets.label_names[int(present[0])]
             raise ValueError(
                 f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, and a classifier needs two "
                 "classes. Pass a gallery of several classes."
             )
-        query_classes = _index_in(present, query_codes)
-        gallery_classes = _index_in(present, gallery_codes)
-        known = int(processes.summed(np.array([(query_classes >= 0).sum()]))[0])
-        if not known:
+        query_classes = _index_in(present, queries.labels)
+        if not bool((query_classes >= 0).any()):
             raise ValueError(
-                f"{CALL}: none of the {queries.length:,} queries has a label of the gallery, so no prediction can be "
-                "right. Pass a gallery with labels of the queries, or query_labels of the same kind."
+                f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction "
+                "can be right. Pass a gallery with labels of the queries, or query_labels of the same kind."
             )
-        notes = [*groups.notes, *_note_on_copies(sides, query_classes, gallery_classes, processes)]
-        rows = gallery.rows
-        item_groups = groups.gallery
-        if item_groups is not None:
-            columns = [rows, gallery_classes]
-            (rows, gallery_classes), item_groups = bring_groups_together(columns, item_groups, processes)
-        units = query_codes if groups.queries is None else groups.queries
-        items = TrainingItems(rows, ClassTargets(gallery_classes, len(present)))
-        return cls(queries, query_classes, units, items, gallery_classes, item_groups, len(present), confidence, notes)
+        notes = [*_notes_on_items(sets), *_note_on_copies(sets)]
+        classes = _index_in(present, gallery.of_rows("labels"))
+        rows, classes, groups = _whole_groups(sets, classes)
+        items = TrainingItems(rows, ClassTargets(classes, len(present)))
+        return cls(queries, query_classes, items, classes, groups, len(present), confidence, notes)
 
     def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> _Findings:
         """Return the accuracy of queries and of left-out gallery items at a penalty. *Collective*."""
@@ -344,43 +336,42 @@ class _Classification:
 
     def _accuracy_of_queries(self, ridge: Ridge, penalty: float, processes: Processes) -> _Findings:
         """Return the accuracy of the queries whose class the gallery has. *Collective*."""
-        rows = self.queries.rows
-        width = max(rows.shape[1], self.classes)
-        predictions = ((block, ridge.predictions(rows[block], penalty)) for block in blocks_of(len(rows), width))
-        hits = _hits(predictions, self.query_classes.clamp(min=0))
+        queries = self.queries
+        width = max(queries.rows.shape[1], self.classes)
+        blocks = blocks_of(len(queries.rows), width)
+        predictions = ((block, ridge.predictions(queries.rows[block], penalty)) for block in blocks)
+        hits = _hits(predictions, self.classes_of_queries[queries.places].clamp(min=0))
         if self.classes <= PLACES["_top5"]:
             del hits["_top5"]
-        is_known = self._of_all_queries(self.query_classes >= 0, processes)
-        units = self._of_all_queries(self.query_units, processes)
-        values = {}
-        for suffix, of_process in hits.items():
-            values[f"probe{suffix}"] = self._of_all_queries(of_process, processes).masked_fill(~is_known, math.nan)
+        is_known = self.classes_of_queries >= 0
+        units = queries.columns.get("groups", queries.labels)  # whatever is independent of others
+        values = {
+            f"probe{suffix}": queries.of_all(processes, of_process).masked_fill(~is_known, math.nan)
+            for suffix, of_process in hits.items()
+        }
         intervals = {key: clustered_mean_interval(of_all, units, self.confidence) for key, of_all in values.items()}
-        queries = int(is_known.sum())
-        left_out = len(is_known) - queries
+        known = int(is_known.sum())
+        left_out = len(is_known) - known
         notes = [*self.notes]
         means = {key: exact_mean(of_all[is_known]) for key, of_all in values.items()}
-        codes = self._of_all_queries(self.query_classes, processes)
-        notes += notes_on_largest_class({"probe": means["probe"]}, codes[is_known])
+        notes += notes_on_largest_class({"probe": means["probe"]}, self.classes_of_queries[is_known])
         if left_out:
             notes.append(f"{left_out:,} of {len(is_known):,} queries are left out: no gallery item has their label.")
         if math.isnan(intervals["probe"].low):
-            kind = "class" if self.queries.groups is None else "group"
-            notes.append(f"The interval of probe is NaN: the {queries:,} queries are of one {kind}, and it needs two.")
+            kind = "group" if "groups" in queries.columns else "class"
+            notes.append(
+                f"The interval of probe is NaN: the {counted(known, 'query')} are of one {kind}, and it needs two."
+            )
         fields = {
             "values": means,
             "intervals": intervals,
-            "queries": queries,
+            "queries": known,
             "left_out": left_out,
             "classes": self.classes,
             "per_target": {},
             "per_query": values,
         }
         return _Findings(fields, notes)
-
-    def _of_all_queries(self, values: Tensor, processes: Processes) -> Tensor:
-        """Return the values of the queries of all processes, in the order of their places. *Collective*."""
-        return processes.placed(values, self.queries.places, self.queries.length)
 
     def _accuracy_of_gallery(
         self,
@@ -430,22 +421,57 @@ def _index_in(present: Int[Tensor, "classes"], codes: Int[Tensor, "items"]) -> I
     return torch.where(present[index] == codes, index, -1)
 
 
-def _note_on_copies(
-    sides: Sequence[ProbeSide], query_classes: Tensor, gallery_classes: Tensor, processes: Processes
-) -> list[str]:
+def _whole_groups(sets: ItemSets, labels: Tensor) -> tuple[Tensor | StoredRows, Tensor, Int[Tensor, "items"] | None]:
+    """Return rows, labels and groups of gallery items; if there are groups, whole groups. *Collective*.
+
+    Args:
+        sets: Queries and gallery.
+        labels: Class or targets of each gallery item of this process.
+    """
+    rows = sets.gallery.rows
+    if "groups" not in sets.gallery.columns:
+        return rows, labels, None
+    groups = sets.gallery.of_rows("groups")
+    columns = [as_one_tensor(rows), labels]
+    (whole_rows, whole_labels), groups = bring_groups_together(columns, groups, sets.processes)
+    return whole_rows, whole_labels, groups
+
+
+def _notes_on_items(sets: ItemSets) -> list[str]:
+    """Return notes on ids and groups, and on those that both sets have.
+
+    Raises:
+        ValueError: If the gallery has a single group.
+    """
+    notes = [*sets.notes_on_ids]
+    if len(sets.gallery.columns.get("groups", torch.arange(2)).unique()) < 2:
+        raise ValueError(
+            f"{CALL}: all gallery items are of one group, and a fit without it has no items. Pass gallery_groups of "
+            "several groups, or none to leave out single items."
+        )
+    for of_queries, of_gallery in sets.exclusions("ids"):
+        shared = int(np.isin(of_queries, of_gallery).sum())
+        if shared:
+            notes.append(
+                f"{shared:,} of {len(of_queries):,} queries have the id of a gallery item: the probe was fitted on them. "
+                "Leave them out of the gallery to measure on new items, or give different items different ids."
+            )
+    for of_queries, of_gallery in sets.exclusions("groups"):
+        distinct = np.unique(of_queries)
+        shared = int(np.isin(distinct, of_gallery).sum())
+        if shared:
+            notes.append(
+                f"{shared:,} of {len(distinct):,} groups of the queries are in the gallery, too: the probe was fitted on "
+                "items that resemble these queries. Divide the data by groups to measure on new ones, or give different "
+                "groups different names."
+            )
+    return notes
+
+
+def _note_on_copies(sets: ItemSets) -> list[str]:
     """Return a note on queries that are gallery items, if there are many. *Collective*."""
-    # float32 or float64 in each process
-    dtype_of_process = torch.promote_types(*(side.rows.dtype for side in sides))
-    dtype = max(processes.gather(dtype_of_process), key=lambda of_process: of_process.itemsize)
-    hashed_sides = []
-    for side, classes in zip(sides, (query_classes, gallery_classes), strict=True):
-        hashes_of_process = torch.from_numpy(hashes_of(side.rows, dtype))
-        columns = torch.stack([hashes_of_process, classes])
-        hashes, classes_of_all = processes.placed(columns, side.places, side.length).numpy()
-        hashed_sides.append(Side(hashes, classes_of_all))
-    gallery = sides[1]
-    rows_and_indices = (gallery.rows, gallery.places.numpy())
-    copies = Copies.among(hashed_sides[0], hashed_sides[1], None, [], rows_and_indices, processes, as_codes=False)
+    queries, gallery = (items.without("ids", "groups") for items in (sets.queries, sets.gallery))
+    copies = replace(sets, queries=queries, gallery=gallery).hashed().copies()
     if not copies.is_noted:
         return []
     cure = "leave out the queries from the gallery"
@@ -473,7 +499,7 @@ def _hits(
 class _Regression:
     """Queries and gallery of this process, with targets."""
 
-    queries: ProbeSide
+    queries: Items
     query_targets: Float[Tensor, "queries targets"]
     items: TrainingItems
     """gallery items; with groups, whole groups"""
@@ -481,30 +507,28 @@ class _Regression:
     notes: list[str]
 
     @classmethod
-    def of(cls, sides: Sequence[ProbeSide], groups: ProbeGroups, columns: int, processes: Processes) -> _Regression:
-        """Return the sets of a regression with so many targets. *Collective*.
+    def of(cls, sets: ItemSets, targets: Mapping[str, Float[Tensor, "rows targets"]]) -> _Regression:
+        """Return the sets of a regression, given the targets of all rows of this process. *Collective*.
 
         Raises:
             ValueError: If the gallery has a single item.
         """
-        queries, gallery = sides
+        queries, gallery = sets.queries, sets.gallery
         if gallery.length < 2:
             raise ValueError(
                 f"{CALL}: the gallery has a single item, and a regression needs two. Pass a larger gallery."
             )
-        query_targets, targets = (_targets_of(side, columns) for side in sides)
-        notes = [*groups.notes]
-        is_whole = torch.equal(targets, targets.round())
-        if columns == 1 and all(processes.gather(is_whole)):
+        query_targets = targets["query_labels"][queries.of_rows("rows")]
+        gallery_targets = targets["gallery_labels"][gallery.of_rows("rows")]
+        notes = _notes_on_items(sets)
+        is_whole = torch.equal(gallery_targets, gallery_targets.round())
+        if gallery_targets.shape[1] == 1 and all(sets.processes.gather(is_whole)):
             notes.append(
                 "The labels are floats, so that this is a regression, and all of the gallery are whole numbers. If they are "
-                f"classes, pass integers: {gallery.labels_name}.long()."
+                "classes, pass integers: gallery_labels.long()."
             )
-        rows = gallery.rows
-        item_groups = groups.gallery
-        if item_groups is not None:
-            (rows, targets), item_groups = bring_groups_together([rows, targets], item_groups, processes)
-        return cls(queries, query_targets, TrainingItems(rows, NumberTargets(targets)), item_groups, notes)
+        rows, gallery_targets, groups = _whole_groups(sets, gallery_targets)
+        return cls(queries, query_targets, TrainingItems(rows, NumberTargets(gallery_targets)), groups, notes)
 
     def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> _Findings:
         """Return R2 and the rank correlation of queries, and R2 of left-out gallery items. *Collective*."""
@@ -512,9 +536,8 @@ class _Regression:
         width = max(rows.shape[1], self.items.targets.columns)
         blocks = [ridge.predictions(rows[block], penalty) for block in blocks_of(len(rows), width)]
         predictions = torch.cat([self.query_targets[:0], *blocks])
-        places = self.queries.places
-        all_targets = processes.placed(self.query_targets.T, places, self.queries.length)
-        all_predictions = processes.placed(predictions.T, places, self.queries.length)
+        all_targets = self.queries.of_all(processes, self.query_targets.T)
+        all_predictions = self.queries.of_all(processes, predictions.T)
         pairs = list(zip(all_targets, all_predictions, strict=True))
         per_target = {
             "probe_r2": tuple(_r2(targets, predicted) for targets, predicted in pairs),
@@ -550,11 +573,6 @@ class _Regression:
         lowest, highest = _range_over_processes(targets, processes)
         r2 = (1 - squares / total).masked_fill(lowest == highest, math.nan)
         return tuple(r2.tolist())
-
-
-def _targets_of(side: ProbeSide, columns: int) -> Float[Tensor, "items columns"]:
-    """Return the targets of this process, which may have none."""
-    return side.labels if isinstance(side.labels, Tensor) else torch.zeros(0, columns, dtype=torch.float64)
 
 
 def _range_over_processes(

@@ -18,6 +18,7 @@ from fewshot_callbacks.functional._reading import (
     refuse_non_finite,
     tensor_code,
 )
+from fewshot_callbacks.system.words import counted
 
 _CALL = "embedding_movement"
 
@@ -72,7 +73,8 @@ def embedding_movement(before: Any, after: Any) -> Movement:
     rows_after = _read(after, "after")
     if len(rows_before) != len(rows_after):
         raise ValueError(
-            f"{_CALL}: before has {len(rows_before)} rows, after {len(rows_after)}. Pass the same items in the same order."
+            f"{_CALL}: before has {counted(len(rows_before), 'row')}, after {len(rows_after)}. Pass the same items in "
+            "the same order."
         )
     cosine = math.nan
     unmoved = 0.0

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.nearest import nearest_items, pairs_from
+from fewshot_callbacks.engine.nearest import NearestItems, nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.vectors import Floats, Vectors, check_similarity
-from fewshot_callbacks.functional._labels import (
-    Labels,
-    encode,
-    exclusion_codes,
-    read_labels,
-)
 from fewshot_callbacks.functional._reading import (
     as_tensor,
     check_embeddings,
@@ -30,10 +23,11 @@ from fewshot_callbacks.functional._reading import (
     signs,
     tensor_code,
 )
-from fewshot_callbacks.functional._repeated import first_of_each
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
+from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Rules, Share, read_items
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import LARGEST_RANK, Similarity
+from fewshot_callbacks.system.words import counted, none_has
 
 # Neighbours of a query that `print` shows.
 SHOWN_NEIGHBOURS = 5
@@ -78,7 +72,7 @@ class Neighbours:
         rows = []
         for row, query in enumerate(self.query_indices.tolist()[:SHOWN_ROWS]):
             rows.append((str(query), *(self._cell(row, rank) for rank in range(columns))))
-        head = f"{len(self):,} queries with {k:,} neighbours each, and the score of each in brackets"
+        head = f"{counted(len(self), 'query')} with {counted(k, 'neighbour')} each, and the score of each in brackets"
         if k > SHOWN_NEIGHBOURS:
             head += f"; the first {SHOWN_NEIGHBOURS} are shown"
         if self.relevant is not None:
@@ -131,8 +125,9 @@ def nearest(
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
     memory_mb: float | None = None,
+    share: Share = EVERYTHING,
 ) -> Neighbours:
-    """Find the k most similar candidates of each query, exactly and in bounded memory.
+    """Find the k most similar candidates of each query, exactly and in bounded memory. *Collective*.
 
     Candidates and their exact scores are those of `evaluate_retrieval` (docs/exactness.md): with one set, all other
     items; with a gallery, its items; in both cases without those that ids and groups exclude. Fast products with a
@@ -141,6 +136,7 @@ def nearest(
 
     Args:
         queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+            `Shards` bring their labels, ids and groups.
         query_labels: (queries,) integers or strings; without them, `relevant` is None.
         gallery: (gallery, dim) items to search; by default the queries themselves.
         gallery_labels: (gallery,) labels of the gallery items; needed if both `query_labels` and `gallery` are given.
@@ -154,14 +150,17 @@ def nearest(
         query_groups: (queries,) group of each query; candidates of the query's own group are left out.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
-            per bit.
+            per bit. A gallery in files (`Shards`) is read in chunks that keep within the bound.
+        share: Which of the queries and of the gallery this process holds, where several make the call together. The gallery
+            is exchanged in chunks, and each process returns the neighbours of all queries.
 
     Returns:
         A frozen result on the CPU; -1 and NaN where a query has fewer than k candidates.
 
     Raises:
         ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, an index is out of range,
-            `gallery_ids` are given without a gallery, or no query has a candidate.
+            `gallery_ids` or `gallery_groups` are given without a gallery, no query has a candidate, or processes that make
+            the call together make it in different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -176,173 +175,57 @@ def nearest(
         >>> found.left_out  # 1 is as far from 3 as 0 is
         tensor([0, 1])
     """
-    k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
-    memory = memory_bytes(_CALL, memory_mb)
-    rows, gallery_rows = compared_sets(_CALL, queries, gallery, similarity)
-    sizes = (len(rows), len(rows) if gallery_rows is None else len(gallery_rows))
-    exclusions = {"query_ids": query_ids, "gallery_ids": gallery_ids}
-    exclusions |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
-    rules = _read_rules(exclusions, sizes, one_set=gallery is None)
-    index = rules.chosen_queries(query_indices, len(rows))
-    labels = _read_labels(query_labels, gallery, gallery_labels, sizes)
-    indices, scores, unlisted_ties = _search_candidates(rows, gallery_rows, similarity, rules, index, k, memory)
+    with share.processes.together():
+        k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
+        memory = memory_bytes(_CALL, memory_mb)
+        columns = {"query_labels": query_labels, "gallery_labels": gallery_labels}
+        columns |= {"query_ids": query_ids, "gallery_ids": gallery_ids}
+        columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
+        arguments: dict[str, object] = {"k": k, "similarity": similarity, "memory_mb": memory_mb, "query_indices": None}
+        if share.processes.count > 1 and query_indices is not None:
+            arguments["query_indices"] = as_tensor(query_indices, "query_indices", _CALL).tolist()
+        share.refuse_other_settings(_CALL, arguments)
+        choose = partial(chosen_indices, _CALL, "query_indices", query_indices, of="queries")
+        sets = read_items(
+            _CALL,
+            queries,
+            gallery,
+            columns,
+            share=share,
+            similarity=similarity,
+            memory=memory,
+            choose=None if query_indices is None else choose,
+        )
+        found = search_of_all(_CALL, sets, k)
+    return _as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
+
+
+def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
+    """Return the candidates of all queries by their indices among the items that the caller passed.
+
+    Args:
+        sets: Queries and gallery.
+        found: Places of the candidates of all queries.
+        asked: Indices of the queries that the caller chose, in the order of the caller; None for all queries.
+    """
+    items = sets.queries
+    places, scores, unlisted_ties = map(torch.from_numpy, found)
+    relevant = None
+    if "labels" in items.columns:
+        relevant = (places >= 0) & (sets.gallery.labels[places] == items.labels[:, None])
+    of_query = torch.arange(items.length)
+    index = items.to_origins(of_query)
+    if asked is not None:
+        of_query = torch.searchsorted(index, asked)
+        index = asked
     return Neighbours(
         query_indices=index,
-        indices=indices,
-        scores=scores,
-        tied=_tied(scores, unlisted_ties),
-        left_out=unlisted_ties,
-        relevant=None if labels is None else labels.are_equal(index, indices),
+        indices=sets.gallery.to_origins(places)[of_query],
+        scores=scores[of_query],
+        tied=_tied(scores, unlisted_ties)[of_query],
+        left_out=unlisted_ties[of_query],
+        relevant=None if relevant is None else relevant[of_query],
     )
-
-
-def _search_candidates(
-    rows: Tensor,
-    gallery_rows: Tensor | None,
-    similarity: Similarity,
-    rules: _Rules,
-    index: Int[Tensor, "queries"],
-    k: int,
-    memory: float,
-) -> tuple[Int[Tensor, "queries k"], Float[Tensor, "queries k"], Int[Tensor, "queries"]]:
-    """Return the gallery indices of the first k candidates of some queries, their scores, and how many more tie.
-
-    Args:
-        rows: (all queries, dim).
-        gallery_rows: (gallery, dim); None for one set.
-        similarity: How they are compared.
-        rules: Which items are candidates.
-        index: Index of each query that is searched for.
-        k: Number of candidates.
-        memory: Budget in bytes.
-    """
-    if gallery_rows is None:
-        query_rows = index.numpy()
-        self_match = rules.self_matches(index)
-    else:
-        rows = rows[index]
-        query_rows = np.arange(len(index))
-        self_match = np.full(len(index), -1)
-    exclusions = rules.exclusions_of(index)
-    with computing() as threads:
-        vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
-        positions, scores, unlisted_ties = search(
-            vectors, query_rows, rules.candidates(), self_match, exclusions, k, memory
-        )
-    if not bool((positions >= 0).any()):
-        fix = "Ids or groups exclude the whole gallery." if exclusions else "Pass a second item, or a gallery."
-        raise ValueError(f"{_CALL}: none of the {len(index)} queries has a candidate. {fix}")
-    indices = rules.gallery_indices(torch.from_numpy(positions).long())
-    return indices, scores, torch.from_numpy(unlisted_ties)
-
-
-class _LabelCodes(NamedTuple):
-    """The labels of queries and gallery items as numbers."""
-
-    queries: Int[Tensor, "queries"]
-    gallery: Int[Tensor, "gallery"]
-
-    def are_equal(
-        self, index: Int[Tensor, "queries"], neighbours: Int[Tensor, "queries k"]
-    ) -> Bool[Tensor, "queries k"]:
-        """Return whether each neighbour has the label of its query; False for -1, no neighbour.
-
-        Args:
-            index: Index of each query among all.
-            neighbours: Gallery index of each neighbour.
-        """
-        return (neighbours >= 0) & (self.gallery[neighbours] == self.queries[index][:, None])
-
-
-def _read_labels(query_labels: Any, gallery: Any, gallery_labels: Any, sizes: tuple[int, int]) -> _LabelCodes | None:
-    """Return the labels of queries and gallery items as numbers; None without labels.
-
-    Args:
-        query_labels: Labels of the queries.
-        gallery: None for one set.
-        gallery_labels: Labels of the gallery items.
-        sizes: Number of queries and of gallery items.
-    """
-    if (gallery_labels is not None) != (query_labels is not None and gallery is not None):
-        raise ValueError(
-            f"{_CALL}: query_labels, gallery and gallery_labels do not fit together. With a gallery, pass both query_labels "
-            "and gallery_labels, or neither. Without a gallery, pass query_labels alone."
-        )
-    if query_labels is None:
-        return None
-    of_queries: Labels = read_labels(query_labels, sizes[0], "query_labels", "queries", _CALL)
-    if gallery is None:
-        codes = of_queries.codes
-        return _LabelCodes(codes, codes)
-    of_items = read_labels(gallery_labels, sizes[1], "gallery_labels", "gallery items", _CALL)
-    [query_codes, item_codes], _ = encode(_CALL, {"query_labels": of_queries, "gallery_labels": of_items})
-    return _LabelCodes(query_codes, item_codes)
-
-
-class _Rules(NamedTuple):
-    """Ids and groups: which items are candidates, and for whom they are not."""
-
-    query_ids: Int[Tensor, "queries"] | None
-    # (gallery,) index of the first gallery item of each id, the only one that is a candidate; None without ids
-    first_items: Int[Tensor, "candidates"] | None
-    # ids and groups of queries and gallery, by the name of the argument
-    codes: dict[str, Tensor | None]
-    # queries and gallery are one set
-    one_set: bool
-
-    def chosen_queries(self, query_indices: Any, queries: int) -> Int[Tensor, "chosen"]:
-        """Return the indices of the queries that are searched for: those that a user chooses, or the first of each id."""
-        if query_indices is None and self.query_ids is not None:
-            return first_of_each(self.query_ids)
-        return chosen_indices(_CALL, "query_indices", query_indices, queries, "queries")
-
-    def candidates(self) -> Ints | slice:
-        """Return the indices of the gallery items that may be candidates, or a slice of all."""
-        return slice(None) if self.first_items is None else self.first_items.numpy()
-
-    def gallery_indices(self, positions: Int[Tensor, "queries k"]) -> Int[Tensor, "queries k"]:
-        """Return the gallery indices of items, given their positions among the candidates; -1 stays -1."""
-        if self.first_items is None:
-            return positions
-        return torch.where(positions >= 0, self.first_items[positions], -1)
-
-    def self_matches(self, index: Int[Tensor, "queries"]) -> Int[np.ndarray, "queries"]:
-        """Return the position among the candidates of the item that each query is, in one set."""
-        if not self.one_set or self.query_ids is None or self.first_items is None:
-            return index.numpy()
-        return _positions(self.query_ids[index], self.query_ids[self.first_items])
-
-    def exclusions_of(self, index: Int[Tensor, "queries"]) -> list[tuple[Ints, Ints]]:
-        """Return the codes of some queries and of all candidates, for ids and for groups; none without these."""
-        exclusions = []
-        for kind in ("ids", "groups"):
-            of_queries = self.codes[f"query_{kind}"]
-            of_items = self.codes[f"gallery_{kind}"]
-            if of_queries is not None and of_items is not None:
-                exclusions.append((of_queries.numpy()[index.numpy()], of_items.numpy()[self.candidates()]))
-        return exclusions
-
-
-def _read_rules(exclusions: dict[str, Any], sizes: tuple[int, int], *, one_set: bool) -> _Rules:
-    """Return the rules that ids and groups make.
-
-    Args:
-        exclusions: Ids and groups of queries and gallery, by the name of the argument; None where there are none.
-        sizes: Number of queries and of gallery items.
-        one_set: Whether the queries are the gallery.
-    """
-    codes = exclusion_codes(_CALL, exclusions, *sizes, same_set=one_set)
-    query_ids = codes["query_ids"]
-    item_ids = query_ids if one_set else codes["gallery_ids"]
-    first_items = None if item_ids is None else first_of_each(item_ids)
-    return _Rules(query_ids, first_items, codes, one_set)
-
-
-def _positions(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> Int[np.ndarray, "queries"]:
-    """Return the position of each id among distinct ids, which hold them all."""
-    order = distinct.argsort()
-    positions: Int[np.ndarray, "queries"] = order[torch.searchsorted(distinct[order], ids)].numpy()
-    return positions
 
 
 def _tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
@@ -395,7 +278,7 @@ class NearDuplicates:
 
     def __str__(self) -> str:
         """Return a table of the pairs with the highest scores."""
-        head = f"{self.total:,} pairs with a score of at least {self.min_score:g}"
+        head = f"{counted(self.total, 'pair')} with a score of at least {self.min_score:g}"
         if self.left_out:
             head += f", of which {len(self):,} are listed"
         if not len(self):
@@ -419,33 +302,46 @@ def near_duplicates(
     queries: Any,
     gallery: Any | None = None,
     *,
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
+    query_groups: Any | None = None,
+    gallery_groups: Any | None = None,
     min_score: float = 0.98,
     similarity: Similarity = "cosine",
     most: int = 100_000,
     memory_mb: float | None = None,
+    share: Share = EVERYTHING,
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
 
-    The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products of low
-    precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within one
-    set, each pair is multiplied once.
+    *Collective*. The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products
+    of low precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within
+    one set, each pair is multiplied once.
 
     Args:
         queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+            `Shards` bring their ids and groups.
         gallery: (gallery, dim) a second set; by default the pairs within the queries are searched.
+        query_ids: (queries,) identity of each query, where some come several times: only the first of each id is compared.
+        gallery_ids: (gallery,) identity of each gallery item, likewise. A query and an item of one id are no pair.
+        query_groups: (queries,) group of each query, such as its video. Items of one group are no pair.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         min_score: The lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
             embedding: look at some pairs around the threshold.
         similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
         most: Largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
             pair takes 24 bytes, and a few times as much during the search.
         memory_mb: Bound on the memory beyond embeddings and pairs, in MB; None is 512.
+        share: Which of the queries and of the gallery this process holds, where several make the call together. Each
+            process lists `most` pairs at most of its own queries, and returns those of all.
 
     Returns:
         A frozen result on the CPU; if no pair reaches the threshold, its tensors are empty.
 
     Raises:
         ValueError: If shapes or types do not fit, a row holds NaN or Inf, `min_score` is outside the similarity's range,
-            `most` < 0, or a single set has a single item.
+            `most` < 0, a single set has a single item, `gallery_ids` or `gallery_groups` are given without a gallery, or
+            processes that make the call together make it in different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -457,21 +353,39 @@ def near_duplicates(
         tensor([1])
     """
     call = "near_duplicates"
-    most = positive_whole(call, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
-    memory = memory_bytes(call, memory_mb)
-    query_rows, gallery_rows = compared_sets(call, queries, gallery, similarity)
-    threshold = _threshold(min_score, similarity)
-    if gallery_rows is None and len(query_rows) == 1:
-        raise ValueError(
-            f"{call}: queries hold a single item, which has no pair. Pass a second set as gallery, or more items."
+    with share.processes.together():
+        most = positive_whole(call, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
+        memory = memory_bytes(call, memory_mb)
+        check_similarity(similarity)
+        threshold = _threshold(min_score, similarity)
+        arguments = {"min_score": threshold, "similarity": similarity, "most": most, "memory_mb": memory_mb}
+        share.refuse_other_settings(call, arguments)
+        columns = {"query_ids": query_ids, "gallery_ids": gallery_ids}
+        columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
+        sets = read_items(
+            call, queries, gallery, columns, share=share, similarity=similarity, memory=memory, labelled=False
         )
-    with computing() as threads:
-        vectors = Vectors(query_rows, gallery_rows, similarity, threads=threads)
-        (rows, columns, scores), total = pairs_from(vectors, float(vectors.from_user(threshold)), most, memory)
+        if sets.same_set and sets.queries.length == 1:
+            raise ValueError(
+                f"{call}: queries hold a single item, which has no pair. Pass a second set as gallery, or more items."
+            )
+        rules = sets.rules()
+        with computing() as threads:
+            vectors = sets.vectors(threads)
+            pairs, total = pairs_from(
+                vectors,
+                rules.self_match,
+                rules.codes,
+                float(vectors.from_user(threshold)),
+                most,
+                memory,
+                (sets.queries.places.numpy(), rules.places),
+                same_set=sets.same_set,
+            )
     return NearDuplicates(
-        first=torch.from_numpy(rows),
-        second=torch.from_numpy(columns),
-        scores=scores_of(vectors, scores),
+        first=sets.queries.to_origins(torch.from_numpy(pairs.queries)),
+        second=sets.gallery.to_origins(torch.from_numpy(pairs.items)),
+        scores=scores_of(vectors, pairs.scores),
         total=total,
         min_score=threshold,
     )
@@ -490,33 +404,6 @@ def _threshold(min_score: Any, similarity: Similarity) -> float:
 
 
 # ------------------------------------------------------------------------------- shared with other functions on neighbours
-
-
-def compared_sets(
-    call: str, queries: Any, gallery: Any, similarity: Similarity, codes: Sequence[str | None] = (None, None)
-) -> tuple[Tensor, Tensor | None]:
-    """Return queries and gallery as vectors, or codes of -1 and +1, that can be compared; no gallery stays None.
-
-    Args:
-        call: The public function, for messages.
-        queries: (queries, dim) vectors or binary codes.
-        gallery: (gallery, dim) vectors or binary codes; None to compare the queries with each other.
-        similarity: How they will be compared.
-        codes: What the caller writes for a tensor of each (see `tensor_code`), where they are tensors already.
-
-    Raises:
-        ValueError: If they are not finite matrices of equal dimension.
-    """
-    query_vectors = compared_vectors(call, "queries", queries, similarity, codes[0])
-    if gallery is None:
-        return query_vectors, None
-    gallery_vectors = compared_vectors(call, "gallery", gallery, similarity, codes[-1])
-    if query_vectors.shape[1] != gallery_vectors.shape[1]:
-        raise ValueError(
-            f"{call}: queries have dimension {query_vectors.shape[1]}, the gallery has {gallery_vectors.shape[1]}. Both "
-            "must come from the same model."
-        )
-    return query_vectors, gallery_vectors
 
 
 def compared_vectors(call: str, name: str, value: Any, similarity: Similarity, code: str | None = None) -> Tensor:
@@ -539,32 +426,35 @@ def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
     return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores)))
 
 
-def search(
-    vectors: Vectors,
-    queries: Ints,
-    items: Ints | slice,
-    self_match: Ints,
-    exclusions: Sequence[tuple[Ints, Ints]],
-    k: int,
-    memory: float,
-) -> tuple[Ints, Float[Tensor, "queries k"], Ints]:
-    """Return positions of the first k candidates of some queries, their scores, and how many more tie with the last.
+def search(vectors: Vectors, rules: Rules, k: int, memory: float) -> NearestItems:
+    """Return the places of the first k candidates of each query of this process, and their scores. *Collective*.
+
+    Scores are in the units of the data; a missing candidate has place -1 and NaN.
 
     Args:
-        vectors: All queries and items.
-        queries: (queries,) index of each query.
-        items: Indices of the items to search, or a slice of all, which are not copied.
-        self_match: (queries,) position among the items that each query is; -1 for none.
-        exclusions: Codes of the queries and of the items, for each reason to exclude, as in `engine.nearest.nearest_items`.
+        vectors: The queries of this process, and the gallery.
+        rules: Which items are no candidates.
         k: Number of candidates.
         memory: Budget in bytes.
     """
-    is_whole = isinstance(items, slice) and np.array_equal(queries, np.arange(len(vectors.pairs.queries)))
-    if not is_whole:
-        # Two sets, since only `self_match` excludes: a row that stands for several items is a candidate of itself.
-        vectors = vectors.take(queries, items, may_be_one_set=False)
-    positions, scores, unlisted_ties = nearest_items(vectors, self_match.astype(np.int32), exclusions, k, memory)
-    return positions, scores_of(vectors, scores), unlisted_ties
+    found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, rules.places.astype(np.int32))
+    return found._replace(scores=scores_of(vectors, found.scores).numpy())
+
+
+def search_of_all(call: str, sets: ItemSets, k: int) -> NearestItems:
+    """Return what `search` finds for the queries of all processes. *Collective*.
+
+    Raises:
+        ValueError: If no query has a candidate.
+    """
+    with computing() as threads:
+        found = search(sets.vectors(threads), sets.rules(), k, sets.memory)
+    items = sets.queries
+    of_all = NearestItems(*(items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found))
+    if not (of_all.items >= 0).any():
+        fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
+        raise ValueError(f"{call}: {none_has(items.length, 'query')} a candidate. {fix}")
+    return of_all
 
 
 def positive_whole(

@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._labels import read_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
-from fewshot_callbacks.functional.neighbours import Neighbours, compared_vectors, nearest
+from fewshot_callbacks.functional.items import EVERYTHING, Share, read_items
+from fewshot_callbacks.functional.neighbours import positive_whole, search_of_all
+from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.terminal import printable
+from fewshot_callbacks.system.words import counted
 
 _CALL = "suspects"
 
@@ -77,7 +79,7 @@ class Suspects:
     def __str__(self) -> str:
         """Return a table of the most suspicious items, with their labels and those that are suggested."""
         lines = [
-            f"{len(self):,} items whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
+            f"{counted(len(self), 'item')} whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
         ]
         rows = []
         for row in range(min(len(self), SHOWN_ROWS)):
@@ -100,14 +102,17 @@ class Suspects:
 @default_mode()
 def suspects(
     embeddings: Any,
-    labels: Any,
+    labels: Any | None = None,
     *,
+    ids: Any | None = None,
+    groups: Any | None = None,
     k: int = 10,
     similarity: Similarity = "cosine",
     min_probability: float = 0.5,
     memory_mb: float | None = None,
+    share: Share = EVERYTHING,
 ) -> Suspects:
-    """Find items whose label disagrees with the labels of their neighbours, by a likelihood ratio.
+    """Find items whose label disagrees with the labels of their neighbours, by a likelihood ratio. *Collective*.
 
     The items of a class have neighbours of certain classes: mostly their own, and classes it is confused with. The
     labels of an item's k nearest neighbours are compared with the labels that are usual among the neighbours of its own
@@ -129,9 +134,12 @@ def suspects(
     wrong labels may hide them.
 
     Args:
-        embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
+        embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1. `Shards` bring
+            their labels, ids and groups.
         labels: (items,) integers or strings, of at least two classes. Two items per class suffice; an item that is alone
             in its class can be a suspect, too, on little evidence.
+        ids: (items,) identity of each item, where some come several times: the first of each id is counted.
+        groups: (items,) group of each item, such as its video: items of its own group are not among its neighbours.
         k: Number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
             rule, k should not exceed the number of items of a class.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`.
@@ -140,13 +148,16 @@ def suspects(
         memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their
             votes take additional memory that does not count towards the bound, about 400 bytes for each neighbour:
             some 130 MB at 31,730 items and k = 10.
+        share: Which of the items this process holds, where several make the call together. Each of them returns the
+            suspects of the whole set.
 
     Returns:
         A frozen result on the CPU; if there is no suspect, its tensors are empty.
 
     Raises:
         ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `min_probability` is outside [0, 1],
-            or all labels are the same.
+            all labels are the same, groups exclude all candidates, or processes that make the call together make it in
+            different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -158,20 +169,27 @@ def suspects(
         >>> found.index.tolist(), [found.label_names[label] for label in found.suggested]
         ([3], ['owl'])
     """
-    is_number = isinstance(min_probability, int | float) and not isinstance(min_probability, bool)
-    if not (is_number and 0 <= min_probability <= 1):
-        raise ValueError(
-            f"{_CALL}: min_probability={min_probability!r} must be a probability. Pass one from 0 to 1, such as 0.5."
-        )
-    neighbours = _neighbours(embeddings, k, similarity, memory_mb)
-    given, names = read_labels(labels, len(neighbours), "labels", "embeddings", _CALL).encoded()
-    distinct, classes = given.unique(return_inverse=True)
-    if len(distinct) < 2:
-        raise ValueError(
-            f"{_CALL}: all {len(given)} labels are the same, so no neighbour can disagree with one. Pass labels of at "
-            "least two classes."
-        )
-    votes = torch.where(neighbours.indices >= 0, classes[neighbours.indices], -1)
+    with share.processes.together():
+        is_number = isinstance(min_probability, int | float) and not isinstance(min_probability, bool)
+        if not (is_number and 0 <= min_probability <= 1):
+            raise ValueError(
+                f"{_CALL}: min_probability={min_probability!r} must be a probability. Pass one from 0 to 1, such as 0.5."
+            )
+        k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
+        memory = memory_bytes(_CALL, memory_mb)
+        arguments = {"k": k, "similarity": similarity, "min_probability": min_probability, "memory_mb": memory_mb}
+        share.refuse_other_settings(_CALL, arguments)
+        columns = {"query_labels": labels, "query_ids": ids, "query_groups": groups}
+        sets = read_items(_CALL, embeddings, None, columns, share=share, similarity=similarity, memory=memory)
+        items = sets.queries
+        distinct, classes = items.labels.unique(return_inverse=True)
+        if len(distinct) < 2:
+            raise ValueError(
+                f"{_CALL}: the labels of all items are the same ({counted(items.length, 'item')}), so no neighbour can "
+                "disagree with one. Pass labels of at least two classes."
+            )
+        neighbours = torch.from_numpy(search_of_all(_CALL, sets, k).items)
+    votes = torch.where(neighbours >= 0, classes[neighbours], -1)
     ratio, suggested = _odds_of_classes(classes, votes, len(distinct))
     log_odds, rate = _with_prior(ratio, len(distinct))
     probability = log_odds.sigmoid()
@@ -179,25 +197,16 @@ def suspects(
     suspicious = suspicious[log_odds[suspicious].argsort(descending=True, stable=True)]
     label_of_class = torch.cat([distinct, distinct.new_tensor([-1])])  # the last entry is that of class -1, no vote
     return Suspects(
-        index=suspicious,
-        given=given[suspicious],
+        index=items.to_origins(suspicious),
+        given=items.labels[suspicious],
         suggested=distinct[suggested[suspicious]],
         log_odds=log_odds[suspicious],
         probability=probability[suspicious],
-        neighbours=neighbours.indices[suspicious],
+        neighbours=items.to_origins(neighbours[suspicious]),
         votes=label_of_class[votes[suspicious]],
         noise_rate=rate,
-        label_names=names,
+        label_names=sets.label_names,
     )
-
-
-def _neighbours(embeddings: Any, k: int, similarity: Similarity, memory_mb: float | None) -> Neighbours:
-    """Return the nearest neighbours of all items; messages name the function that was called, and its arguments."""
-    vectors = compared_vectors(_CALL, "embeddings", embeddings, similarity)
-    try:
-        return nearest(vectors, k=k, similarity=similarity, memory_mb=memory_mb)
-    except ValueError as error:
-        raise ValueError(str(error).replace("nearest:", f"{_CALL}:", 1)) from None
 
 
 def _odds_of_classes(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.functional._notes import NotesOnce
+from fewshot_callbacks.functional._reading import named
 
 try:
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
@@ -171,14 +172,15 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             "mrr@k": {k: f"mrr@{k}" for k in self.mrr_at_k},
             "map@k": {k: f"map@{k}_min" for k in self.map_at_k},
         }
-        report = evaluate_retrieval(
-            queries,
-            gallery=corpus,
-            relevance=self.relevance,
-            similarity=_similarity_of(function),
-            metrics=[key for by_k in keys.values() for key in by_k.values()],
-            **self.settings,
-        )
+        with named(_CALL, "evaluate_retrieval"):
+            report = evaluate_retrieval(
+                queries,
+                gallery=corpus,
+                relevance=self.relevance,
+                similarity=_similarity_of(function),
+                metrics=[key for by_k in keys.values() for key in by_k.values()],
+                **self.settings,
+            )
         self._notes.tell(report.messages, _LOGGER)
         return {metric: {k: report[key] for k, key in by_k.items()} for metric, by_k in keys.items()}
 
@@ -220,7 +222,7 @@ def _refuse_other_encoders(*models: Any) -> None:
             if base.__name__ in _OTHER_ENCODERS:
                 found, evaluator = _OTHER_ENCODERS[base.__name__]
                 raise ValueError(
-                    f"{_CALL}: the model, a {type(model).__name__}, gives {found}. {_CALL} compares one dense vector for "
+                    f"{_CALL}: the model ({type(model).__name__}) gives {found}. {_CALL} compares one dense vector for "
                     f"each text. Pass a SentenceTransformer, or use {evaluator}."
                 )
 

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple, Unpack
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional import Share, evaluate_retrieval
 from fewshot_callbacks.functional._notes import NotesOnce
+from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.metrics import EmbeddingStore
 from fewshot_callbacks.settings import RetrievalOptions, from_keywords, takes
+from fewshot_callbacks.system.words import counted
 
 try:
     from accelerate.state import GradientState
@@ -100,8 +102,8 @@ class BatchRetrievalMetrics:
         labels = evaluation.label_ids
         if isinstance(labels, tuple | list):
             raise ValueError(
-                f"{_CALL}: label_ids hold {len(labels)} arrays, one for each of label_names. Pass the name of the labels "
-                'alone: TrainingArguments(label_names=["labels"]).'
+                f"{_CALL}: label_ids hold {counted(len(labels), 'array')}, one for each of label_names. Pass the name of "
+                'the labels alone: TrainingArguments(label_names=["labels"]).'
             )
         processes = all_processes()
         # Item i of the set belongs to process i % count, as `EmbeddingStore.shard` numbers them.
@@ -113,7 +115,8 @@ class BatchRetrievalMetrics:
         shard = self._store.shard()
         self.reset()
         places = Share(processes, shard.places)
-        report = evaluate_retrieval(shard.embeddings, shard.labels, share=places, **self.settings)
+        with named(_CALL, "evaluate_retrieval"):
+            report = evaluate_retrieval(shard.embeddings, shard.labels, share=places, **self.settings)
         if processes.rank == 0:
             self._notes.tell(report.messages)
         return report.metrics()
@@ -124,14 +127,14 @@ class BatchRetrievalMetrics:
         if self.output is None and len(outputs) > 1:
             shapes = ", ".join(_form(output) for output in outputs)
             raise ValueError(
-                f"{_CALL}: the model has {len(outputs)} outputs other than the loss, of shapes {shapes}. Pass the index "
-                f"of the embeddings among them: {_CALL}(output={len(outputs) - 1})."
+                f"{_CALL}: the model has {counted(len(outputs), 'output')} other than the loss, of shapes {shapes}. Pass "
+                f"the index of the embeddings among them: {_CALL}(output={len(outputs) - 1})."
             )
         index = self.output or 0
         if not -len(outputs) <= index < len(outputs):
             raise ValueError(
-                f"{_CALL}: output={index}, and the model has {len(outputs)} outputs other than the loss. Pass an index "
-                "below their number."
+                f"{_CALL}: output={index}, and the model has {counted(len(outputs), 'output')} other than the loss. Pass an "
+                f"index below {len(outputs)}."
             )
         chosen = outputs[index]
         if isinstance(chosen, tuple | list) or len(chosen.shape) != 2:

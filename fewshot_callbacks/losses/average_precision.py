@@ -460,9 +460,8 @@ class SoftAveragePrecisionLoss(nn.Module):
             classes = len(as_labels(query_labels, "query_labels", type(self).__name__).codes.unique())
             raise ValueError(
                 f"SoftAveragePrecisionLoss: none of the {len(values)} items of the batch has another item of its "
-                f"class ({classes} classes). Draw several items of each class, for instance with a "
-                f"ClassBalancedBatchSampler, or pass "
-                "on_empty='zero'."
+                f"class ({classes} {'class' if classes == 1 else 'classes'}). Draw several items of each class, for "
+                "instance with a ClassBalancedBatchSampler, or pass on_empty='zero'."
             )
         return 1 - values[has_relevant].mean()
 

@@ -66,8 +66,9 @@ class RowsInMemory:
 class RowsInFile:
     """Rows in a file without a name, in the type of the first batch. The file is closed, and so freed, with this object."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], call: str) -> None:
         self._folder = folder
+        self._call = call
         self._count = 0
         self._dim = 0
         self._dtype = torch.float32
@@ -75,8 +76,8 @@ class RowsInFile:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
         except OSError as error:
             raise ValueError(
-                f"spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk with room "
-                "for the embeddings of a validation."
+                f"{call}: spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk "
+                "with room for the embeddings of a validation."
             ) from error
         weakref.finalize(self, self._file.close)
 
@@ -91,8 +92,8 @@ class RowsInFile:
             self._file.flush()
         except OSError as error:
             raise ValueError(
-                f"the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: {error.strerror}. Make room, "
-                "or pass a folder on another disk."
+                f"{self._call}: the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: "
+                f"{error.strerror}. Make room, or pass a folder on another disk."
             ) from error
 
     def batches(self) -> list[Tensor]:
@@ -101,7 +102,7 @@ class RowsInFile:
 
     def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
         """Map the rows that a mask selects into memory; they are copied to another file unless all are kept."""
-        return self.rows() if bool(is_kept.all()) else rows_in_file(self.rows(), is_kept, self._folder)
+        return self.rows() if bool(is_kept.all()) else rows_in_file(self.rows(), is_kept, self._folder, self._call)
 
     def rows(self) -> Tensor:
         """Map all rows into memory: the operating system caches what there is room for.
@@ -115,9 +116,9 @@ class RowsInFile:
         return torch.from_numpy(file_bytes).view(self._dtype).view(self._count, self._dim)
 
 
-def rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str]) -> Tensor:
+def rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str], call: str) -> Tensor:
     """Copy the rows that a mask selects to a file in a folder, and map them into memory."""
-    copy = RowsInFile(folder)
+    copy = RowsInFile(folder, call)
     for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
         copy.append(block[is_kept_in_block])
     return copy.rows()

@@ -24,8 +24,6 @@ from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics._rows import RowsInFile, RowsInMemory, rows_in_file, sketches_of
 from fewshot_callbacks.metrics.item_batch import ItemBatch, copied
 
-_APPEND = "EmbeddingStore.append"
-
 
 class _Items(NamedTuple):
     """Items without their embeddings."""
@@ -93,19 +91,25 @@ class Shard(NamedTuple):
             columns=_chosen(self.columns, mask),
         )
 
-    def part(self, is_kept: Bool[Tensor, "items"], spill_to: str | os.PathLike[str] | None = None) -> Shard:
+    def part(
+        self,
+        is_kept: Bool[Tensor, "items"],
+        spill_to: str | os.PathLike[str] | None = None,
+        call: str = "EmbeddingStore",
+    ) -> Shard:
         """Return some items; their places count the items that all processes keep. *Collective*.
 
         Args:
             is_kept: Whether each item of this process is kept.
             spill_to: A folder in which the rows of the new shard are written to a file, see `EmbeddingStore`; None keeps
                 them in memory.
+            call: See there.
         """
         all_positions = torch.cat(all_processes().gather(self.positions[is_kept])).sort().values
         places = torch.searchsorted(all_positions, self.positions[is_kept])
         rows = self.embeddings
         return self._chosen(
-            is_kept, places, rows[is_kept] if spill_to is None else rows_in_file(rows, is_kept, spill_to)
+            is_kept, places, rows[is_kept] if spill_to is None else rows_in_file(rows, is_kept, spill_to, call)
         )
 
 
@@ -119,6 +123,7 @@ class EmbeddingStore:
     Args:
         spill_to: A folder: embeddings are written to a file in it, and read from there as they are needed. The file has no
             name, so that it vanishes with the store, and with the process however that ends.
+        call: Name of this class, or of the callback that owns the store, for messages.
 
     Raises:
         ValueError: There is no such folder, or its disk is full.
@@ -135,13 +140,16 @@ class EmbeddingStore:
         (torch.Size([4, 8]), [0, 1, 1, 0])
     """
 
-    def __init__(self, spill_to: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, spill_to: str | os.PathLike[str] | None = None, call: str = "EmbeddingStore") -> None:
         self._folder = spill_to
+        self._call = call
+        # The user of a callback has called no method.
+        self._method = f"{call}.append" if call == type(self).__name__ else call
         self.clear()
 
     def clear(self) -> None:
         """Drop all stored items."""
-        self._rows = RowsInMemory() if self._folder is None else RowsInFile(self._folder)
+        self._rows = RowsInMemory() if self._folder is None else RowsInFile(self._folder, self._call)
         # the items of each batch without their embeddings
         self._batches: list[_Items] = []
         # embeddings and labels in pinned memory, each with the event that its copy from the device is complete
@@ -181,7 +189,7 @@ class EmbeddingStore:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
                 or labels, ids or groups have another form than those of earlier batches.
         """
-        self.add(ItemBatch.read(_APPEND, embeddings, labels, ids, groups, positions, sets=True))
+        self.add(ItemBatch.read(self._method, embeddings, labels, ids, groups, positions, sets=True))
 
     @default_mode()
     def add(self, batch: ItemBatch) -> None:
@@ -190,7 +198,7 @@ class EmbeddingStore:
         Raises:
             ValueError: If it does not fit earlier batches, see `append`.
         """
-        batch.refuse_unlike(_APPEND, self._dim, self.forms)
+        batch.refuse_unlike(self._method, self._dim, self.forms)
         # Before the next copy begins: no more than two batches are in pinned memory.
         self._move_arrived(waiting=1)
         positions = batch.positions
@@ -250,7 +258,7 @@ class EmbeddingStore:
         self._move_arrived()
         processes = all_processes()
         calls = processes.gather(_Call.of(self._batches, dataset_size))
-        refuse_different_calls(calls)
+        refuse_different_calls(calls, self._call)
 
         items = self._joined()
         # A sampler deals items to the ranks in turn.
@@ -262,7 +270,9 @@ class EmbeddingStore:
         note = None
         if any(True in call.ids for call in calls):
             compared = items._replace(positions=positions).chosen(is_kept)
-            first_positions, note = _first_positions(processes, compared, sketches_of(self._rows.batches())[is_kept])
+            first_positions, note = _first_positions(
+                processes, compared, sketches_of(self._rows.batches())[is_kept], self._call
+            )
             is_kept &= torch.isin(positions, first_positions)
 
         kept_positions = positions[is_kept]
@@ -290,9 +300,9 @@ class EmbeddingStore:
         filled = [batch.columns for batch in self._batches if len(batch.labels)]
         names = [name for name in filled[0] if all(name in columns for columns in filled)] if filled else []
         return _Items(
-            labels=join("EmbeddingStore", [batch.labels for batch in self._batches]),
+            labels=join(self._call, [batch.labels for batch in self._batches]),
             positions=torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)]),
-            columns={name: join("EmbeddingStore", [columns[name] for columns in filled], str(name)) for name in names},
+            columns={name: join(self._call, [columns[name] for columns in filled], str(name)) for name in names},
         )
 
     @default_mode()
@@ -310,9 +320,7 @@ class EmbeddingStore:
         if process_count() == 1:
             return shard_here.embeddings, shard_here.labels.codes
         shards = gather_objects(shard_here)
-        codes, _ = encode(
-            "EmbeddingStore", {f"labels of process {rank}": shard.labels for rank, shard in enumerate(shards)}
-        )
+        codes, _ = encode(self._call, {f"labels of process {rank}": shard.labels for rank, shard in enumerate(shards)})
         order = torch.cat([shard.places for shard in shards]).argsort()
         # A process without items does not know the dimension.
         embeddings = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
@@ -341,11 +349,12 @@ class _Call:
         )
 
 
-def refuse_different_calls(calls: Sequence[_Call]) -> None:
+def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
     """Refuse ids, groups or sizes that only some batches or only some processes have.
 
     Args:
         calls: The arguments of each process, by rank; every process passes the same list.
+        call: Name of the class, or of the callback that owns the store, for messages.
 
     Raises:
         ValueError: The same in every process.
@@ -359,14 +368,14 @@ def refuse_different_calls(calls: Sequence[_Call]) -> None:
         mixed_ranks = [rank for rank, values in presence.items() if len(values) > 1]
         if mixed_ranks:
             batches = f"some batches of process {mixed_ranks[0]}" if has_several else "some batches"
-            raise ValueError(f"EmbeddingStore: {name} are given in {batches} alone. {fix}")
+            raise ValueError(f"{call}: {name} are given in {batches} alone. {fix}")
         words = {rank: "given" if values[0] else "left out" for rank, values in presence.items()}
         if len(set(words.values())) > 1:
-            raise ValueError(f"EmbeddingStore: {name} are {_two_that_differ(words)}. {fix}")
+            raise ValueError(f"{call}: {name} are {_two_that_differ(words)}. {fix}")
     sizes = {rank: str(call.dataset_size) for rank, call in enumerate(calls)}
     if len(set(sizes.values())) > 1:
         raise ValueError(
-            f"EmbeddingStore: dataset_size is {_two_that_differ(sizes)}. Pass the number of items of the whole data set in "
+            f"{call}: dataset_size is {_two_that_differ(sizes)}. Pass the number of items of the whole data set in "
             "every process."
         )
 
@@ -384,7 +393,7 @@ def _chosen(columns: Mapping[Hashable, Labels], mask: Bool[Tensor, "items"]) -> 
 
 
 def _first_positions(
-    processes: Processes, items: _Items, row_sketches: Float[Tensor, "items numbers"]
+    processes: Processes, items: _Items, row_sketches: Float[Tensor, "items numbers"], call: str
 ) -> tuple[Int[Tensor, "first"], str | None]:
     """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.
 
@@ -393,9 +402,10 @@ def _first_positions(
         items: The items of this process that take part, with their positions in the pass of all processes. Without items it
             may have no ids.
         row_sketches: See `sketches`.
+        call: Name of the class, or of the callback that owns the store, for messages.
     """
-    [id_codes] = encode_ids("EmbeddingStore", {"ids": items.columns.get("ids", no_labels())}, processes)
-    [label_codes], _ = encode("EmbeddingStore", {"labels": items.labels}, processes)
+    [id_codes] = encode_ids(call, {"ids": items.columns.get("ids", no_labels())}, processes)
+    [label_codes], _ = encode(call, {"labels": items.labels}, processes)
     # All rows would be too much to send: sketches tell whether items of one id have different embeddings.
     given = (items.positions, id_codes, label_codes, row_sketches)
     by_rank = [columns for columns in processes.gather(given) if len(columns[0])]

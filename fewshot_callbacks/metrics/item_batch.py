@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._labels import Labels, labels_of_each, read_labels, refuse_other_forms
-from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, tensor_code
+from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, needs, tensor_code
+from fewshot_callbacks.system.words import counted
 
 # Types of integers in a list of ids; a tensor or array in it holds one integer.
 INTEGERS = (int, np.integer, Tensor, np.ndarray)
@@ -58,17 +59,19 @@ class ItemBatch:
         Raises:
             ValueError: If shapes or types do not fit each other.
         """
-        call = method.partition(".")[0]
+        owner, _, name = method.rpartition(".")
+        # A callback, such as `KnnMonitor(bank=...)`, is named as it is.
+        call = owner if name.isidentifier() and owner else method
         code = tensor_code("embeddings", embeddings)
         rows = as_tensor(embeddings, "embeddings", call)
         if rows.ndim != 2:
             raise ValueError(
-                f"{call} needs embeddings of shape (items, dim); got shape {tuple(rows.shape)}. "
+                f"{needs(call)} embeddings of shape (items, dim); got shape {tuple(rows.shape)}. "
                 f"{matrix_from(code, rows.ndim)}"
             )
         if floats and len(rows) and not rows.is_floating_point():
             fix = as_floats(code, rows.dtype)
-            raise ValueError(f"{call} needs floating-point embeddings; got {rows.dtype}. {fix}")
+            raise ValueError(f"{needs(call)} floating-point embeddings; got {rows.dtype}. {fix}")
         item_labels = labels_of_each(labels, len(rows), "labels", "embeddings", call, sets=sets)
         given = {name: values for name, values in (("ids", ids), ("groups", groups)) if values is not None}
         columns: dict[Hashable, Labels] = {
@@ -76,7 +79,7 @@ class ItemBatch:
         }
         if positions is not None and positions.shape != rows.shape[:1]:
             raise ValueError(
-                f"{call} needs one position for each of the {len(rows)} embeddings; got positions of shape "
+                f"{needs(call)} one position for each of the {counted(len(rows), 'embedding')}; got positions of shape "
                 f"{tuple(positions.shape)}."
             )
         return cls(rows, item_labels, columns, positions)

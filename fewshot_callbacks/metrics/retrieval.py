@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from fewshot_callbacks.distributed.torch_distributed import gather_tensors
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional._repeated import is_on_copies
 from fewshot_callbacks.functional.retrieval import (
     METRICS,
@@ -40,6 +41,7 @@ from fewshot_callbacks.metrics._label_states import (
 from fewshot_callbacks.metrics._rows import join_rows
 from fewshot_callbacks.metrics.item_batch import ItemBatch
 from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, from_keywords, takes
+from fewshot_callbacks.system.words import counted
 
 # Columns with one label for each item; each has the two states of `add_label_states`.
 LABEL_COLUMNS = ("labels", "ids", "groups")
@@ -290,7 +292,8 @@ class RetrievalEvaluation(Metric):
                 arguments[f"{prefix}_ids"] = ids[is_in_side]
         if self.judged is not None:
             arguments["relevance"] = self._relevance([ids[is_in_side] for is_in_side in sides])
-        self.report = evaluate_retrieval(**arguments, **self.settings)
+        with named(type(self).__name__, "evaluate_retrieval"):
+            self.report = evaluate_retrieval(**arguments, **self.settings)
         for note in filter(is_on_copies, self.report.notes):
             warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
         return {
@@ -339,6 +342,6 @@ def _read_flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]
     if flags.dtype != torch.bool or flags.shape not in ((), (items,)):
         raise ValueError(
             f"{call}: is_gallery of shape {tuple(flags.shape)} and type {flags.dtype} must be one boolean, or one for each "
-            f"of the {items} embeddings."
+            f"of the {counted(items, 'embedding')}."
         )
     return flags.expand(items).clone()

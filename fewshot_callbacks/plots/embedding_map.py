@@ -16,6 +16,7 @@ from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.fitted_text import shorten
 from fewshot_callbacks.plots.panels import as_array
 from fewshot_callbacks.plots.style import in_house_style, new_figure
+from fewshot_callbacks.system.words import counted
 
 Method = Literal["pca", "tsne", "umap"]
 Points = Float[np.ndarray, "items 2"]
@@ -113,11 +114,13 @@ def project(
         raise ValueError("There is no embedding to project. Pass at least one.")
     for argument, values in (("labels", label_array), ("ids", id_array)):
         if len(values) != len(vectors):
-            raise ValueError(f"There are {len(vectors)} embeddings and {len(values)} {argument}. Pass one for each.")
+            raise ValueError(
+                f"There are {counted(len(vectors), 'embedding')} and {len(values)} {argument}. Pass one for each."
+            )
     notes = []
     is_finite = np.isfinite(vectors).all(1)
     if not is_finite.all():
-        notes.append(f"{(~is_finite).sum():,} of {len(vectors):,} embeddings are not finite: not shown.")
+        notes.append(f"{(~is_finite).sum():,} of {counted(len(vectors), 'embedding')} are not finite: not shown.")
     finite = vectors[is_finite]
     if len(finite) > 1 and (finite == finite[0]).all():
         notes.append("All embeddings are the same vector.")

@@ -18,6 +18,7 @@ from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.fitted_text import readable, shorten, shorten_readable, width_of
 from fewshot_callbacks.plots.panels import score_text
 from fewshot_callbacks.plots.style import in_house_style, new_figure
+from fewshot_callbacks.system.words import counted, verb
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
@@ -419,7 +420,10 @@ def _merged_bins(counts: PairCounts) -> _Histograms:
     pairs = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)  # (kinds, bins)
     bins = pairs.shape[1]
     if bins != len(edges) - 1 or not (np.diff(edges) > 0).all():
-        raise ValueError(f"{bins} bins need {bins + 1} ascending edges; there are {len(edges)}.")
+        raise ValueError(
+            f"{counted(bins, 'bin')} {verb(bins, 'needs', 'need')} {bins + 1} ascending edges; there "
+            f"{verb(len(edges), 'is', 'are')} {len(edges)}."
+        )
     is_finite = np.isfinite(edges[:-1]) & np.isfinite(edges[1:])
     filled = np.flatnonzero(pairs.any(0) & is_finite)
     if not len(filled):

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewshot_callbacks.system.extras import required_extra
+from fewshot_callbacks.system.words import with_article
 
 ConvolutionInit = Literal["pytorch", "he_fan_out"]
 
@@ -99,8 +100,9 @@ class Conv4(nn.Module):
         _, channels, height, width = images.shape
         if channels != self.in_channels:
             raise ValueError(
-                f"Conv4(in_channels={self.in_channels}) was given images of {channels} channels, shape "
-                f"{tuple(images.shape)}. Use in_channels={channels}, or convert the images."
+                f"Conv4(in_channels={self.in_channels}) was given images of {channels} "
+                f"{'channel' if channels == 1 else 'channels'}, shape {tuple(images.shape)}. Use in_channels={channels}, "
+                "or convert the images."
             )
         self.output_dim((height, width))  # refuses images that would vanish
         if images.device.type == "cpu":
@@ -183,7 +185,7 @@ def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: 
     if isinstance(embeddings, Tensor) and embeddings.ndim == 2 and len(embeddings) == images:
         return embeddings
     is_tensor = isinstance(embeddings, Tensor)
-    output = f"shape {tuple(embeddings.shape)}" if is_tensor else f"a {type(embeddings).__name__}"
+    output = f"shape {tuple(embeddings.shape)}" if is_tensor else with_article(type(embeddings).__name__)
     raise ValueError(
         f"{call}: {type(backbone).__name__} gave {output} for {images} images; one vector per image is needed, (images, "
         "dim). End the backbone with nn.Flatten() or a pooling."

@@ -18,6 +18,7 @@ from fewshot_callbacks.protonet.heads import (
     check_representation,
     on_unit_sphere,
 )
+from fewshot_callbacks.system.words import counted
 
 
 class ClassVectors(nn.Module):
@@ -240,8 +241,8 @@ class SupportClassifier(nn.Module):
         embeddings = self._embeddings_of(items, type(self).__name__)
         if embeddings.shape[-1] != self._points.shape[1]:
             raise ValueError(
-                f"The embeddings have {embeddings.shape[-1]} dimensions, those of the support {self._points.shape[1]}. "
-                "Embed both with the same model."
+                f"{type(self).__name__}: the embeddings have {counted(embeddings.shape[-1], 'dimension')}, those of the "
+                f"support {self._points.shape[1]}. Embed both with the same model."
             )
         return embeddings
 
@@ -275,8 +276,8 @@ def _refuse_undecided(logits: Tensor, call: str) -> None:
     undecided = (~logits.amax(dim=-1).isfinite()).nonzero().flatten()
     if len(undecided):
         raise ValueError(
-            f"{call}: the logits of {len(undecided)} of {len(logits)} embeddings are not finite, the first at index "
-            f"{int(undecided[0])}, so no class can be predicted. Check the head (its rho, its class vectors), and "
+            f"{call}: the logits of {len(undecided)} of {counted(len(logits), 'embedding')} are not finite, the first at "
+            f"index {int(undecided[0])}, so no class can be predicted. Check the head (its rho, its class vectors), and "
             "scale down embeddings whose squared distances overflow."
         )
 

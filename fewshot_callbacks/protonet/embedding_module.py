@@ -20,6 +20,7 @@ from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, refuse_other_forms
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
+from fewshot_callbacks.system.words import counted, with_article
 from fewshot_callbacks.trainer.lightning import LightningModule
 from fewshot_callbacks.trainer.warning import warn_of_other_package
 
@@ -254,8 +255,8 @@ class EmbeddingModule(LightningModule):
         images, labels = batch
         if batch_idx == 0 and self.micro_batch is not None and self.micro_batch > len(images):
             raise ValueError(
-                f"EmbeddingModule(micro_batch={self.micro_batch}): the batch has {len(images)} images, which is a "
-                f"single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
+                f"EmbeddingModule(micro_batch={self.micro_batch}): the batch has {counted(len(images), 'image')}, which "
+                f"is a single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
         # The loss ranks the items of the whole batch: the mean of the losses of its parts would be another loss.
@@ -345,7 +346,9 @@ class EmbeddingModule(LightningModule):
         if isinstance(loss, Tensor) and loss.ndim == 0:
             return loss
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
-        returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        returned = (
+            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else with_article(type(loss).__name__)
+        )
         raise ValueError(
             f"EmbeddingModule: {name} returned {returned}, but one number is minimised. Pass a loss that returns a scalar, "
             "for instance the mean over items."

@@ -21,6 +21,7 @@ from fewshot_callbacks.functional.episodes import (
     summarize_accuracies,
 )
 from fewshot_callbacks.protonet.heads import Representation, class_logits
+from fewshot_callbacks.system.words import counted, verb, with_article
 
 # Embedding components that `evaluate_episodes` scores at once: 16 MiB in float32, however many episodes.
 NUMBERS_AT_ONCE = 2**22
@@ -163,8 +164,9 @@ def score_batch(
             expected = f"{episodes} episodes"
             settings += f" and episodes_per_batch={episodes}"
         raise ValueError(
-            f"A {purpose} batch of {len(labels)} images is not {expected} of {shots} support images per class. "
-            f"{error} An EpisodicBatchSampler with {settings} as the loader's batch_sampler draws episodes."
+            f"ProtoNet: {with_article(purpose)} batch of {counted(len(labels), 'image')} is not {expected} of "
+            f"{counted(shots, 'support image')} per class. {error} An EpisodicBatchSampler with {settings} as the "
+            "loader's batch_sampler draws episodes."
         ) from error
     ways, queries = query.shape[1:3]
     logits = class_logits(head, query.flatten(1, 2), support, representation)  # (episodes, way * query, way)
@@ -189,9 +191,10 @@ def episode_accuracy(
     ways, queries = hits.shape[1:]
     if (ways, queries) != (protocol.ways, protocol.queries):
         raise ValueError(
-            f"An evaluation batch holds {ways} classes with {protocol.shots} + {queries} images; the protocol is "
-            f"{protocol.ways}-way {protocol.shots}-shot with {protocol.queries} queries. Give ProtoNet's evaluation and "
-            "the episodes of the loader the same sizes."
+            f"ProtoNet: an evaluation batch holds {counted(ways, 'class')} with {protocol.shots} + "
+            f"{counted(queries, 'image')}; the protocol is {protocol.ways}-way {protocol.shots}-shot with "
+            f"{counted(protocol.queries, 'query')}. Give ProtoNet's evaluation and the episodes of the loader the same "
+            "sizes."
         )
     return hits.cpu().double().mean()
 
@@ -287,7 +290,10 @@ def _check_fit(labels: Tensor, episode_list: EpisodeList) -> None:
     first = int(episode_list.indices.min())
     last = int(episode_list.indices.max())
     if first < 0 or last >= len(labels):
-        raise ValueError(f"The episode list names the images {first} to {last}; there are {len(labels)} images. {fix}")
+        raise ValueError(
+            f"evaluate_episodes: the episode list names the images {first} to {last}; there "
+            f"{verb(len(labels), 'is', 'are')} {len(labels)}. {fix}"
+        )
     drawn = labels[episode_list.indices.cpu()]  # (episodes, ways, shots + queries)
     classes = drawn[:, :, 0].sort(dim=1).values  # (episodes, ways)
     mixes_labels = (drawn != drawn[:, :, :1]).flatten(1).any(dim=1)
@@ -295,6 +301,6 @@ def _check_fit(labels: Tensor, episode_list: EpisodeList) -> None:
     wrong = mixes_labels | repeats_class
     if wrong.any():
         raise ValueError(
-            f"The episode list was drawn for other labels: in {int(wrong.sum())} of its {len(wrong)} episodes a "
-            f"class mixes labels or occurs twice. {fix}"
+            f"evaluate_episodes: the episode list was drawn for other labels: in {int(wrong.sum())} of its {len(wrong)} "
+            f"episodes a class mixes labels or occurs twice. {fix}"
         )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import labels_of_each
+from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeProtocol,
@@ -223,7 +224,7 @@ class ProtoNet(LightningModule):
         self.evaluation_results: dict[str, EpisodeAccuracy] = {}
         # While an evaluation runs: the embeddings of each loader, or the accuracy of each of its episodes.
         self._stores: list[EmbeddingStore] = []
-        # While an evaluation runs: the number of a loader -> why a batch did not fit its earlier ones.
+        # While an evaluation runs: the number of a loader -> why a batch did not fit its earlier ones, or is not finite.
         self._misfits: dict[int, ValueError] = {}
         # Stages and loaders whose failure was warned of.
         self._warned: set[str] = set()
@@ -269,7 +270,7 @@ class ProtoNet(LightningModule):
         # A checkpoint may be written after the validation, and must not hold a rho that is no number.
         if self.trainer.state.fn == "fit":
             self._exponent_watch.see(self.global_step, self.head, wait=True)
-        self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
+        self._stores = [EmbeddingStore(call="ProtoNet") for _ in evaluation_loaders(self.trainer)]
         self._misfits = {}
 
     on_test_epoch_start = on_validation_epoch_start
@@ -293,6 +294,12 @@ class ProtoNet(LightningModule):
             return {"embeddings": embeddings, "labels": labels}
         with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
             embeddings = self(images)
+        rows = non_finite_rows(embeddings)
+        try:
+            refuse_non_finite(rows, len(embeddings), "embeddings", "ProtoNet", f" of evaluation batch {batch_idx}")
+        except ValueError as misfit:
+            self._misfits.setdefault(dataloader_idx, misfit)
+            return None
         accuracy = episode_accuracy(embeddings, labels, self.head, self.representation, self.evaluation)
         # An episode is a row of the store, and its accuracy the only column.
         store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))
@@ -391,23 +398,29 @@ def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: Ep
 def _check_settings(net: ProtoNet) -> None:
     """Refuse settings out of range; see `ProtoNet`."""
     if net.shots < 1:
-        raise ValueError(f"shots={net.shots}: a training episode needs a support image per class. Use shots >= 1.")
+        raise ValueError(
+            f"ProtoNet(shots={net.shots}): a training episode needs a support image per class. Use shots >= 1."
+        )
     if net.episodes_per_batch < 1:
         raise ValueError(
-            f"episodes_per_batch={net.episodes_per_batch}: a batch needs at least one episode. Use 1 or more."
+            f"ProtoNet(episodes_per_batch={net.episodes_per_batch}): a batch needs at least one episode. Use 1 or more."
         )
     if not 0 < net.learning_rate < math.inf:
-        raise ValueError(f"learning_rate={net.learning_rate}: Adam needs a positive step. The papers use 1e-3.")
+        raise ValueError(
+            f"ProtoNet(learning_rate={net.learning_rate}): Adam needs a positive step. The papers use 1e-3."
+        )
     if net.evaluation_batches not in ("images", "episodes"):
-        raise ValueError(f"There is no evaluation_batches={net.evaluation_batches!r}. Choose 'images' or 'episodes'.")
+        raise ValueError(
+            f"ProtoNet: there is no evaluation_batches={net.evaluation_batches!r}. Choose 'images' or 'episodes'."
+        )
     if net.batch_statistics and net.evaluation_batches == "images":
         raise ValueError(
-            "batch_statistics=True normalises with the statistics of an episode, but with "
+            "ProtoNet(batch_statistics=True) normalises with the statistics of an episode, but with "
             "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes', with a "
             "loader of whole episodes, or batch_statistics=False."
         )
     if net.batch_statistics and not batch_norms(net.backbone):
         raise ValueError(
-            f"batch_statistics=True only affects batch norm, and {type(net.backbone).__name__} has none. "
+            f"ProtoNet(batch_statistics=True) only affects batch norm, and {type(net.backbone).__name__} has none. "
             "Use batch_statistics=False."
         )

@@ -37,6 +37,7 @@ from fewshot_callbacks.report.findings import (
 )
 from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
 from fewshot_callbacks.settings import ReportSettings
+from fewshot_callbacks.system.words import counted
 
 # The metrics that are shown first, before Grouped Recall@1 and the recalls at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "pair_f1")
@@ -372,8 +373,8 @@ def write_report(
     check_writable(path)
     if len(report.query_labels) != len(queries):
         raise ValueError(
-            f"The evaluation has {len(report.query_labels):,} queries, and {len(queries):,} items are to be shown. A "
-            f"report needs an evaluation of all items: leave out max_queries."
+            f"The evaluation has {counted(len(report.query_labels), 'query')}, and {counted(len(queries), 'item')} are "
+            "to be shown. A report needs an evaluation of all items: leave out max_queries."
         )
     model = Model(report, queries, gallery, name)
     sets = [items for items in (queries, gallery, train) if items is not None]
@@ -446,7 +447,9 @@ def _omissions(model: Model, findings: Findings, thumbnails: Thumbnails, setting
             "seeded sample from all classes."
         )
     if findings.confusion_queries < queries:
-        sentences.append(f"Confusions are counted for a seeded sample of {findings.confusion_queries:,} queries.")
+        sentences.append(
+            f"Confusions are counted for a seeded sample of {counted(findings.confusion_queries, 'query')}."
+        )
     if thumbnails.omitted:
         sentences.append(
             f"{thumbnails.omitted:,} pictures did not fit into {settings.max_mb:g} MB; those of the worst queries "

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from fewshot_callbacks.files.outputs import write_whole
 from fewshot_callbacks.functional.verification import TrialReport
 from fewshot_callbacks.report.page import WrittenReport, check_writable, fill, metric_texts
+from fewshot_callbacks.system.words import counted
 
 # Number of listed mistakes of each kind.
 MISTAKES = 20
@@ -71,7 +72,7 @@ def write_trials(
     lengths = {len(score_array), len(is_same), *(len(side) for side in sides or ())}
     if lengths != {report.trials}:
         raise ValueError(
-            f"write_trials: the report is of {report.trials:,} trials, and scores, same and sides hold "
+            f"write_trials: the report is of {counted(report.trials, 'trial')}, and scores, same and sides hold "
             f"{', '.join(map(str, sorted(lengths)))}. Pass those that were evaluated."
         )
     figure_of = trial_figures(report)

@@ -7,8 +7,9 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fewshot_callbacks.files.addresses import is_address, path_text
@@ -32,6 +33,8 @@ class ShardFiles(NamedTuple):
     notes: tuple[str, ...] = ()
     # two neighbouring files whose numbers have another order than their letters; None where there are none
     reordered: tuple[Path, Path] | None = None
+    # copy on this machine -> the address that it was fetched from
+    addresses: Mapping[Path, str] = MappingProxyType({})
 
     def note_on_order(self, columns: Sequence[str]) -> str:
         """Return a sentence about the order of the files; "" where letters have the same order, or no column depends on it.
@@ -64,10 +67,11 @@ def find_shards(paths: Any) -> ShardFiles:
     for file in files:
         _refuse_broken_link(file)
         _refuse_unknown_format(file, file.name)
-    _refuse_twice(files)
+    addresses = {copy: address for shard_files in by_path for copy, address in shard_files.addresses.items()}
+    _refuse_twice(files, addresses)
     notes = tuple(note for shard_files in by_path for note in shard_files.notes)
     reordered = [shard_files.reordered for shard_files in by_path if shard_files.reordered is not None]
-    return ShardFiles(files, notes, reordered[-1] if reordered else None)
+    return ShardFiles(files, notes, reordered[-1] if reordered else None, addresses)
 
 
 def file_stamp(file: Path) -> tuple[int, int]:
@@ -164,7 +168,8 @@ def _find_at_address(address: str) -> ShardFiles:
     by_letters = sorted(range(len(shards)), key=lambda index: shards[index].address)
     moved = next((index for index, letter in enumerate(by_letters) if index != letter), None)
     reordered = None if moved is None else (copies[moved], copies[by_letters[moved]])
-    return ShardFiles(tuple(copies), notes, reordered)
+    addresses = {copy: file.address for copy, file in zip(copies, shards, strict=True)}
+    return ShardFiles(tuple(copies), notes, reordered, addresses)
 
 
 def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteFile], Counter[str]]:
@@ -297,8 +302,12 @@ def _refuse_broken_link(file: Path) -> None:
         raise ValueError(f"{file} is a link to {target}, which is not there. Put the file back, or remove the link.")
 
 
-def _refuse_twice(files: Sequence[Path]) -> None:
+def _refuse_twice(files: Sequence[Path], addresses: Mapping[Path, str]) -> None:
     """Refuse a file that several of the paths name.
+
+    Args:
+        files: The files.
+        addresses: Of those that are copies, the address that a message names.
 
     Raises:
         ValueError: There is one; names both ways.
@@ -309,5 +318,7 @@ def _refuse_twice(files: Sequence[Path]) -> None:
         if target in by_target:
             first_path = by_target[target]
             alias = "" if first_path == file else f" ({first_path} is the same file)"
-            raise ValueError(f"{file} is listed twice, and its rows would count twice{alias}. Pass each file once.")
+            raise ValueError(
+                f"{addresses.get(file, file)} is listed twice, and its rows would count twice{alias}. Pass each file once."
+            )
         by_target[target] = file

@@ -17,6 +17,8 @@ import torch.utils.dlpack
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.system.words import with_article
+
 T = TypeVar("T")
 
 # Types of numbers that an evaluation can compute with as they are stored. NumPy has no bfloat16.
@@ -71,8 +73,11 @@ class StoredRows:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        """Return rows by their indices, or by a mask."""
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        """Return rows by their indices, by a mask, or neighbouring rows."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self.read(slice(start, stop))
         indices = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         return self.take(indices.numpy())
 
@@ -101,9 +106,13 @@ class StoredRows:
     def memory_mapped(self) -> Tensor:
         """Return (rows, dim) all rows, mapped from a file: that of the source, or a copy that vanishes with the tensor.
 
+        Rows of a tensor in the type in which they are compared are in memory already, and are returned as they are.
+
         Raises:
             ValueError: There is no room for the copy.
         """
+        if isinstance(self.source, Tensor) and self.source.dtype == self.dtype:
+            return self.source[self.start : self.stop].contiguous()
         if _is_mapped(self.source):
             values = self.source[self.start : self.stop]
             if values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
@@ -152,8 +161,9 @@ def rows_of(source: Any, rows: slice) -> Tensor:
     if tensor.shape != expected:
         shape = tuple(int(size) for size in source.shape)
         raise ValueError(
-            f"a {type(source).__name__} says that its shape is {shape}, and its rows {rows.start} to {rows.stop} have the "
-            f"shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it returns for a slice."
+            f"{with_article(type(source).__name__)} says that its shape is {shape}, and its rows {rows.start} to "
+            f"{rows.stop} have the shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it "
+            "returns for a slice."
         )
     return tensor.detach().cpu().resolve_neg()
 

@@ -205,7 +205,7 @@ def test_classes_are_drawn_from_the_items_of_the_sampler() -> None:
     [
         (lambda: DataLoader(WithoutLabels(), 7, sampler=Endless()), ("bank", "Endless", len(LABELS))),
         (lambda: iter([(POINTS, LABELS)]), ("bank", "list_iterator")),
-        (lambda: 3, ("bank", "int")),
+        (lambda: 3, ("bank", "an int")),
     ],
 )
 def test_a_bank_that_cannot_be_read_to_its_end_is_refused(bank: Callable[[], Any], facts: tuple[Any, ...]) -> None:
@@ -215,7 +215,10 @@ def test_a_bank_that_cannot_be_read_to_its_end_is_refused(bank: Callable[[], Any
 
 def test_classes_cannot_be_drawn_from_a_stream() -> None:
     monitor = GeneralizationGapMonitor(training_data=Stream(TRAINING), classes=4, label_groups=2)
-    with refused(UsageError, "training_data", "DataLoader", "classes=None"):
+    with refused(UsageError, "training_data (Stream)", "classes=None"):
+        log_of_validation(monitor, Embeds())
+    monitor = GeneralizationGapMonitor(training_data=Batches(), classes=4, label_groups=2)
+    with refused(UsageError, "training_data (Batches)", "classes=None"):
         log_of_validation(monitor, Embeds())
 
 
@@ -234,7 +237,10 @@ class Pointless(WithoutLabels):
     [
         (KnnMonitor(3, Broken()), ("KnnMonitor", "bank", "FileNotFoundError", "0.png")),
         (ProbeMonitor(Broken()), ("ProbeMonitor", "bank", "FileNotFoundError", "0.png")),
-        (ProbeMonitor(Pointless()), ("ProbeMonitor", "'labels'", "list", 1, "source=EmbeddingSource(labels=function)")),
+        (
+            ProbeMonitor(Pointless()),
+            ("ProbeMonitor(bank=...)", "'labels'", "list", 1, "source=EmbeddingSource(labels=function)"),
+        ),
     ],
 )
 def test_a_bank_that_no_epoch_mends_ends_the_run_at_its_sanity_check(monitor: Any, facts: tuple[Any, ...]) -> None:

@@ -214,9 +214,10 @@ def test_singletons_and_a_single_item_are_nan_and_one_warning_for_each_monitor(c
     values, words = fitted(net, data, retrieval(), DiscriminantRatioMonitor(), gap_of())
     assert {key for key, value in values.items() if not math.isnan(value)} == {"gap/share_of_time"}
     of_map, of_j, of_gap = causes(words)
-    assert of_facts([of_map], "queries", count, "class")
+    queries = ("queries", count) if count > 1 else ("the only query",)
+    assert of_facts([of_map], *queries, "class")
     assert of_facts([of_j], "classes", count, "item")
-    assert of_facts([of_gap], "queries", count, "class")
+    assert of_facts([of_gap], *queries, "class")
 
 
 def test_an_empty_set_alone_is_not_validated() -> None:

@@ -242,7 +242,7 @@ def test_the_item_that_is_not_finite_is_counted_over_all_batches() -> None:
     points, labels = items().tensors
     broken = points.clone()
     broken[25] = math.nan  # the fourth item of the third batch
-    with warned(UserWarning, "val/J", 1, 11, "NaN", "Inf", "item", 25):
+    with warned(UserWarning, "val/J", "DiscriminantRatioMonitor", "1 of the 11 embeddings", "is", "NaN", "item", 25):
         trainer(DiscriminantRatioMonitor()).validate(Net(), loader(TensorDataset(broken, labels)), verbose=False)
 
 

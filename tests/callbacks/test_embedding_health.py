@@ -89,14 +89,14 @@ def test_few_directions_are_said_in_training_too_and_strict_raises() -> None:
 
     points = torch.randn(60, 12)
     data = loader(TensorDataset(points, points + 0.1), batch_size=60)
-    with refused(ValueError, "RankMe", "1.00", 60):
+    with refused(ValueError, "EmbeddingHealthMonitor", "batch", "RankMe", "1.00", 60):
         trainer(EmbeddingHealthMonitor(every_n_steps=1, strict=True)).fit(Line(), data)
 
 
 def test_an_embedding_that_is_not_finite_is_nan_and_the_fit_goes_on() -> None:
     net, data = TwoViews(math.nan), loader(views())
     run = trainer(EmbeddingHealthMonitor(every_n_steps=None), max_epochs=2)
-    with warned(UserWarning, "val/rankme", "NaN", 36) as caught:
+    with warned(UserWarning, "val/rankme", "EmbeddingHealthMonitor", "NaN", 36) as caught:
         run.fit(net, data, data)
     assert len(messages_of(caught, "NaN")) == 1
     assert all(math.isnan(value) for key, value in run.callback_metrics.items() if key.startswith("val/"))

@@ -293,8 +293,15 @@ def labelled(labels: Any) -> Dataset:
             {"training_data": TensorDataset(TRAINING.tensors[0]), "classes": 6},
             ("TensorDataset", "labels", "targets", "dataset.labels = [...]"),
         ),
-        ({"training_data": labelled([1, 2]), "classes": 6}, (48, 2, "training_data")),
-        ({"training_data": labelled(torch.ones(48)), "classes": 6}, ("integer", "training_data", "torch.float32")),
+        ({"training_data": labelled([1, 2]), "classes": 6}, ("GeneralizationGapMonitor(training_data=...)", 48, 2)),
+        (
+            {"training_data": labelled(torch.ones(48)), "classes": 6},
+            ("GeneralizationGapMonitor(training_data=...)", "integer", "torch.float32", "labels.long()"),
+        ),
+        (
+            {"training_data": Subset(labelled(torch.ones(48)), range(48)), "classes": 6},
+            ("GeneralizationGapMonitor(training_data=...)", "integer", "torch.float32", "labels.long()"),
+        ),
         ({"training_data": lambda run: 3}, ("training_data", "int")),
         ({"label_groups": 5}, ("training", "Grouped Recall", "label_groups=5", 6)),
         ({"embed": lambda module, batch: None}, ("embed", "None", "tensor")),
@@ -303,6 +310,13 @@ def labelled(labels: Any) -> Dataset:
 def test_what_is_wrong_ends_a_strict_run(settings: dict[str, Any], facts: tuple[Any, ...]) -> None:
     with refused(ValueError, *facts):
         log_of_validation(gap_monitor(**settings, strict=True), Embeds())
+
+
+def test_too_few_classes_are_said_with_the_groups_that_were_asked_for() -> None:
+    with refused(ValueError, "label_groups=5", 10, 6, "label_groups <= 3") as caught:
+        log_of_validation(gap_monitor(label_groups=5, strict=True), Embeds())
+    assert "'auto'" not in str(caught.value)
+    assert str(caught.value).count("two groups of") == 1
 
 
 def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None:
@@ -332,5 +346,5 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], facts
 
 
 def test_two_gap_monitors_in_one_trainer_need_two_prefixes() -> None:
-    with refused(ValueError, "GeneralizationGapMonitors", "keys", "prefixes"):
+    with refused(ValueError, "GeneralizationGapMonitors", "keys", "prefix='overfitting'"):
         trainer(gap_monitor(), gap_monitor()).validate(Embeds(), loader(VALIDATION), verbose=False)

@@ -33,7 +33,7 @@ from tests.callbacks.models import (
     trainer,
     with_prefix,
 )
-from tests.messages import refused, warned
+from tests.messages import missing_facts, refused, warned
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*\d+ of \d+ queries")
 
@@ -131,8 +131,9 @@ def test_labels_may_be_words_of_the_batch() -> None:
 def test_batches_of_words_and_of_integers_in_one_set_end_the_run(monitor: Any) -> None:
     net = Formed(lambda labels: list(labels) if len(labels) < 11 else torch.arange(len(labels)))
     facts = "labels", "integers", "strings", "list(map(str, map(int, labels)))"
-    with refused(UsageError, *facts):
+    with refused(UsageError, monitor.__name__, *facts) as error:
         log_of_validation(monitor(), net, worded())
+    assert "EmbeddingStore" not in str(error.value)
     with warned(UserWarning, *facts) as caught:
         logged = log_of_validation(monitor(strict=False), net, worded())
     assert len(messages_of(caught, *facts)) == 1
@@ -149,8 +150,40 @@ def test_queries_of_words_and_a_gallery_of_integers_end_the_run() -> None:
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_labels_that_are_missing_end_the_run(missing: Any) -> None:
     net = Formed(lambda labels: [missing, *labels[1:]])
-    with refused(ValueError, "labels", "validation_step", "list", 1, 11, missing, 0):
+    with refused(ValueError, "labels", "validation_step", "list", 1, 11, missing, 0) as caught:
         trainer(retrieval(), num_sanity_val_steps=1).fit(net, worded(), worded())
+    assert str(caught.value).count("RetrievalMonitor:") == 1
+
+
+def test_several_monitors_need_labels_together() -> None:
+    net = Formed(lambda labels: torch.linspace(0, 1, len(labels)))
+    with refused(UsageError, "They need") as caught:
+        log_of_validation((retrieval(), DiscriminantRatioMonitor()), net, worded())
+    assert str(caught.value).count("RetrievalMonitor and DiscriminantRatioMonitor:") == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "groups", "facts"),
+    [
+        ("groups", lambda outputs, batch: torch.ones(3, dtype=torch.int64), ("11 embeddings", "3 groups")),
+        (
+            "groups",
+            lambda outputs, batch: torch.ones(len(batch[0]), 2).long(),
+            ("one group", "(11, 2)", "groups[:, 0]"),
+        ),
+        ("ids", lambda outputs, batch: torch.ones(3, dtype=torch.int64), ("11 embeddings", "3 ids")),
+        ("ids", lambda outputs, batch: torch.ones(len(batch[0]), 2).long(), ("one id", "(11, 2)", "ids[:, 0]")),
+    ],
+)
+def test_wrong_ids_and_groups_are_called_what_they_are(argument: str, groups: Any, facts: tuple[Any, ...]) -> None:
+    settings = {"groups": groups} if argument == "groups" else {"source": EmbeddingSource(ids=groups)}
+    with refused(UsageError, "RetrievalMonitor", argument, *facts) as caught:
+        log_of_validation(retrieval(**settings), Net(), loader(numbers(items())))
+    other = "ids" if argument == "groups" else "groups"
+    assert missing_facts(str(caught.value), (other, "label", "labels", "evaluate_retrieval")) == [
+        *(other, "label", "labels", "evaluate_retrieval")
+    ]
+    assert str(caught.value).count("RetrievalMonitor") == 2  # the other is the hint on strict
 
 
 def test_the_gap_of_words_is_that_of_their_numbers() -> None:

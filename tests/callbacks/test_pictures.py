@@ -120,7 +120,7 @@ def test_a_prefix_chooses_the_monitors_whose_sets_are_drawn(prefix: str | None, 
     assert noted.keys == seen
 
 
-TWO_MAPS = "EmbeddingMaps", "prefixes"
+TWO_MAPS = "EmbeddingMaps", "prefixes", "prefix='test'"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,10 @@ TWO_MAPS = "EmbeddingMaps", "prefixes"
         ([RetrievalPanels()], ("RetrievalPanels", "Trainer(callbacks=[RetrievalMonitor(), RetrievalPanels()])")),
         ([RetrievalMonitor(), EmbeddingMap(prefix="mine")], ("EmbeddingMap(prefix='mine')", "'test'", "'val'")),
         ([RetrievalMonitor(), EmbeddingMap(), EmbeddingMap(prefix="val")], TWO_MAPS),
-        ([RetrievalMonitor(name="a"), EmbeddingMap(prefix="val"), EmbeddingMap(prefix="val/a")], TWO_MAPS),
+        (
+            [RetrievalMonitor(name="a"), EmbeddingMap(prefix="val"), EmbeddingMap(prefix="val/a")],
+            (*TWO_MAPS[:2], "prefix='test/a'"),
+        ),
     ],
 )
 def test_mistakes_are_said_at_the_start(callbacks: list[Any], facts: tuple[str, ...]) -> None:

@@ -138,8 +138,11 @@ def test_targets_are_refused_by_the_monitors_that_need_classes_alone() -> None:
     queries, bank = Patients(30, seed=1), Patients(60, seed=2)
     source = of_patients("age")
     monitors = ProbeMonitor(bank, source=source), RetrievalMonitor(source=source, strict=False)
-    with warned(UserWarning, "val/mAP", "NaN", "RetrievalMonitor", "integer", "torch.float32"):
+    with warned(UserWarning, "val/mAP", "NaN", "RetrievalMonitor", "integer", "torch.float32") as caught:
         logged = log_of_validation(monitors, OfPatients(), DataLoader(queries, batch_size=8))
+    [message] = messages_of(caught, "val/mAP")
+    assert "ProbeMonitor" not in message
+    assert message.count("RetrievalMonitor:") == 1
     assert logged["val/probe_r2"] > 0.5
     assert math.isnan(logged["val/mAP"])
     with refused(UsageError, "RetrievalMonitor", "integer", "torch.float32"):
@@ -148,7 +151,7 @@ def test_targets_are_refused_by_the_monitors_that_need_classes_alone() -> None:
 
 def test_a_bank_without_the_classes_of_the_set_is_said() -> None:
     other = TensorDataset(TRAINING.tensors[0], TRAINING.tensors[1] + 1)
-    with warned(UserWarning, "val/probe", "NaN", "linear_probe") as caught:
+    with warned(UserWarning, "val/probe", "NaN", "ProbeMonitor") as caught:
         logged = log_of_validation((ProbeMonitor(Labelled(other)), retrieval()), Embeds(), loader(VALIDATION))
     assert len(messages_of(caught)) == 1
     assert math.isnan(logged["val/probe"])

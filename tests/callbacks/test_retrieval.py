@@ -146,7 +146,7 @@ def test_what_is_spilled_to_a_disk_is_logged_alike(tmp_path: Any) -> None:
     )
     assert kept == spilled
     assert not [*tmp_path.iterdir()]
-    with refused(ValueError, "spill_to='nowhere'", "folder"):
+    with refused(ValueError, "RetrievalMonitor", "spill_to='nowhere'", "folder"):
         RetrievalMonitor(source=EmbeddingSource(spill_to="nowhere"))
 
 

@@ -646,8 +646,9 @@ def test_who_monitors_a_metric_that_needs_more_classes_is_told(kind: str, tmp_pa
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         scheduler = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max"), "monitor": key}
         net.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": scheduler}  # type: ignore[method-assign]
-    with refused(UsageError, f"{kind}(monitor='{key}')", "classes", 20, 6, "label_groups"):
+    with refused(UsageError, f"{kind}(monitor='{key}')", "classes", 20, 6, "label_groups") as caught:
         trainer(*waiting, RetrievalMonitor()).fit(net, loader(), loader())
+    assert str(caught.value).count("RetrievalMonitor(strict=False)") == 1
     run = trainer(best, RetrievalMonitor(strict=False))
     with warned(UserWarning, key, "NaN", f"ModelCheckpoint(monitor='{key}')", "classes", 20, 6):
         run.fit(Net(), loader(), loader())

@@ -347,7 +347,7 @@ def test_a_path_that_the_user_names_is_replaced(tmp_path: Path) -> None:
 def test_a_history_of_another_centering_is_not_mixed_in() -> None:
     one, other = TrainingDynamicsMonitor(centering="coordinates"), TrainingDynamicsMonitor()
     one._history[100] = StepDynamics(1.0, 0.5, 0.9, 1.1)
-    with warned(UserWarning, "checkpoint", "dynamics", "'coordinates'", "'points'"):
+    with warned(UserWarning, "TrainingDynamicsMonitor", "checkpoint", "centering='coordinates'", "'points'"):
         other.load_state_dict(one.state_dict())
     assert len(other.history) == 0
 

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from lightning.pytorch.loggers import Logger
 
@@ -242,3 +243,13 @@ def test_a_logger_of_one_folder_for_all_runs_has_a_folder_for_each(few_glyphs, e
     assert TrainingRecord.of(elsewhere / "mine/3") == TrainingRecord(1, 2, 1, ended=True, head="dr")
     said = capsys.readouterr().out
     assert missing_facts(said, ("./mine/3", "--config mine/3/config.yaml")) == []
+
+
+def test_a_checkpoint_of_another_network_is_named(first_run, monkeypatch, capsys):
+    monkeypatch.chdir(first_run[0])
+    words = ["test", *WORDS, "--model.head=softmax", "--model.backbone=resnet18"]
+    state = torch.load(BEST.format("version_0"), weights_only=True)
+    state["state_dict"] = {f"other.{name}": values for name, values in state["state_dict"].items()}
+    torch.save(state, "other.ckpt")
+    assert main([*words, "--ckpt_path", "other.ckpt"]) == 1
+    assert missing_facts(capsys.readouterr().err, ("other.ckpt", "network", "--config")) == []

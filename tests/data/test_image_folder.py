@@ -94,8 +94,15 @@ def test_folders_that_make_no_splits_are_refused_with_the_fix(root: Path, place,
 
 
 def test_splits_that_share_classes_are_refused(root: Path) -> None:
-    with refused(ValueError, "'train'", "3 classes", *CLASSES["train"]):
-        ImageFolder(root, val_folder="train")
+    (root / "again").symlink_to(root / "train")
+    for name in ("train", "again"):
+        with refused(ValueError, "train_folder='train'", f"val_folder='{name}'", "one folder", "classes"):
+            ImageFolder(root, val_folder=name)
+    for split in ("train", "test"):
+        (root / split / "yak").mkdir()
+        Image.new("RGB", (20, 10)).save(root / split / "yak" / "0.png")
+    with refused(ValueError, "'train'", "'test'", "1 class", "'yak'"):
+        ImageFolder(root)
 
 
 def test_classes_without_images_are_named(root: Path) -> None:
@@ -269,3 +276,10 @@ def test_images_are_mirrored_only_if_flip_is_set(tmp_path: Path, flip: float | N
     left, right = pixels[..., :42].mean(dim=(1, 2, 3)), pixels[..., 42:].mean(dim=(1, 2, 3))
     assert ((left <= right) if flip is None else (left >= right)).all()
     assert (left != right).any()
+
+
+def test_a_folder_that_has_the_name_of_its_split_is_named_once(root: Path) -> None:
+    (root / "train").rename(root / "learn")
+    with refused(FileNotFoundError, root, "'train'", "train_folder=...") as caught:
+        ImageFolder(root)
+    assert "for train" not in str(caught.value)

@@ -32,7 +32,7 @@ def test_shards_of_any_size_give_the_values_of_one_process(on_ranks: list[dict[s
 def test_an_error_that_concerns_all_is_the_same_on_every_rank(on_ranks: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="evaluate_retrieval") as alone:
         evaluate_retrieval(torch.ones(1, 5), torch.zeros(1, dtype=torch.int64), **process_jobs.MORE)
-    assert missing_facts(str(alone.value), ("1 queries", "class", "1 labels", "two items")) == []
+    assert missing_facts(str(alone.value), ("the only query", "class", "its label", "two items")) == []
     for answers in on_ranks:
         assert answers["sharded"][1] == str(alone.value)
 

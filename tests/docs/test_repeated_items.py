@@ -95,6 +95,7 @@ def test_every_name_that_counts_items_is_in_the_table() -> None:
 # -------------------------------------------------------------------------------------------------------------- functions
 
 WITH_IDS = [name for name, how in ROWS.items() if how.startswith("`query_ids`")]
+WITH_IDS_OF_ONE_SET = [name for name, how in ROWS.items() if how.startswith("`ids`")]
 WITHOUT_IDS = [name for name, how in ROWS.items() if how.startswith("it takes none")]
 SETTINGS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -125,29 +126,37 @@ def values_of(name: str, result: Any) -> Any:
     return values.get(name, lambda: result.values)()
 
 
+def gallery_of(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    known = GALLERY_LABELS < 40 if name == "evaluate_identification" else slice(None)  # others are in no gallery
+    return GALLERY[known], GALLERY_LABELS[known]
+
+
 def called(name: str, rows: torch.Tensor, gallery: bool = False, **ids: Any) -> Any:
     function = getattr(functional, name)
     parameters = inspect.signature(function).parameters
     sides = (POINTS[rows], LABELS[rows]) if "labels" in " ".join(parameters) else (POINTS[rows],)
     if gallery:
-        known = GALLERY_LABELS < 40 if name == "evaluate_identification" else slice(None)  # others are in no gallery
-        sides = (*sides, GALLERY[known], GALLERY_LABELS[known])
+        sides = (*sides, *gallery_of(name)[: len(sides)])
     return function(*sides, **SETTINGS.get(name, {}), **ids)
 
 
+NEEDS_GALLERY = ("linear_probe", "evaluate_identification")  # in one set all of these queries are mated
+CALLS_WITH_IDS = [
+    (name, gallery) for name in WITH_IDS for gallery in (False, True) if gallery or name not in NEEDS_GALLERY
+]
+CALLS_WITH_IDS += [(name, False) for name in WITH_IDS_OF_ONE_SET]
+
+
 @pytest.mark.filterwarnings("ignore:.*find a copy")
-@pytest.mark.parametrize("gallery", [False, True])
-@pytest.mark.parametrize("name", WITH_IDS)
+@pytest.mark.parametrize(("name", "gallery"), CALLS_WITH_IDS)
 def test_a_function_with_ids_counts_each_item_once(name: str, gallery: bool) -> None:
-    ids = {"query_ids": TWICE} | ({"gallery_ids": torch.arange(len(GALLERY)) + 1000} if gallery else {})
+    ids = {"ids" if name in WITH_IDS_OF_ONE_SET else "query_ids": TWICE}
+    ids |= {"gallery_ids": torch.arange(len(gallery_of(name)[0])) + 1000} if gallery else {}
     found, expected, twice = (
         called(name, rows, gallery, **more) for rows, more in ((TWICE, ids), (ONCE, {}), (TWICE, {}))
     )
     assert values_of(name, found) == pytest.approx(values_of(name, expected), rel=1e-9)
     assert values_of(name, found) != pytest.approx(values_of(name, twice), rel=1e-9)
-
-
-NEEDS_GALLERY = ("linear_probe", "evaluate_identification")
 
 
 @pytest.mark.parametrize("name", WITHOUT_IDS)

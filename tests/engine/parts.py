@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.inputs import Share
+from fewshot_callbacks.functional.items import Share
 from tests.reports import assert_same
 from tests.thread_processes import in_threads
 

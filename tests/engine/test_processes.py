@@ -22,7 +22,8 @@ from fewshot_callbacks.engine.thresholds import compute_thresholds
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.inputs import Share, collect_inputs
+from fewshot_callbacks.functional.items import Share
+from fewshot_callbacks.functional.retrieval.inputs import collect_inputs
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
 from tests.cases import examples
 from tests.engine.cases import cases, engines
@@ -101,7 +102,7 @@ def part_of(case, own, processes, threads=1):
     """Vectors and relevance of the items of one process."""
     rows, labels = case["queries"][own], case["query_labels"][own]
     inputs = collect_inputs("call", Share(processes, own), rows, labels, None, None)
-    return Vectors(inputs.queries, None, "cosine", threads=threads, processes=processes), inputs.relevance()[0]
+    return Vectors(inputs.queries.rows, None, "cosine", threads=threads, processes=processes), inputs.relevance()[0]
 
 
 def test_budgets_and_threads_that_differ():

@@ -1,10 +1,20 @@
 """Functions that several processes call together: in different ways, or with parts that nobody can evaluate."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from fewshot_callbacks.functional import Relevance, Share, embedding_health, evaluate_retrieval, knn_accuracy
+from fewshot_callbacks.functional import (
+    Relevance,
+    Share,
+    embedding_health,
+    evaluate_retrieval,
+    grouped_recall,
+    knn_accuracy,
+    nearest,
+)
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, ratio_of_set
 from tests.messages import refused
 from tests.thread_processes import in_threads
@@ -14,16 +24,22 @@ FUNCTIONS = {
     "evaluate_retrieval": evaluate_retrieval,
     "knn_accuracy": knn_accuracy,
     "embedding_health": embedding_health,
+    "nearest": nearest,
+    "grouped_recall": partial(grouped_recall, label_groups=4),
 }
 FIRST_SET = {
     "evaluate_retrieval": ("queries", "query_labels"),
     "knn_accuracy": ("queries", "query_labels"),
     "embedding_health": ("embeddings", "labels"),
+    "nearest": ("queries", "query_labels"),
+    "grouped_recall": ("queries", "query_labels"),
 }
 TWO_SETS = {
     "evaluate_retrieval": ("gallery", "gallery_labels"),
     "knn_accuracy": ("gallery", "gallery_labels"),
     "embedding_health": (),
+    "nearest": ("gallery", "gallery_labels"),
+    "grouped_recall": ("gallery", "gallery_labels"),
 }
 
 
@@ -94,6 +110,18 @@ CALLS = [
     ),
     ("knn_accuracy", False, changed(queries=torch.ones(15, 4)), ("queries", "3 in process 0", "4 in process 1")),
     ("knn_accuracy", False, changed(queries=torch.ones(15)), ("queries", "(items, dim)", "(15,)")),
+    ("knn_accuracy", False, changed(query_groups=[0] * 15), ("query_groups", "left out in process 0", "process 1")),
+    ("nearest", True, left_out("gallery", "gallery_labels"), ("gallery", "process 0", "left out in process 1")),
+    ("nearest", False, left_out("query_labels"), ("query_labels", "process 0", "left out in process 1")),
+    ("nearest", False, changed(k=3), ("k", "2 in process 0", "3 in process 1")),
+    ("nearest", False, changed(k=0), ("k=0", 1)),
+    ("nearest", False, changed(query_indices=[1]), ("query_indices", "None in process 0", "[1] in process 1")),
+    ("nearest", False, changed(queries=torch.ones(15, 4)), ("queries", "3 in process 0", "4 in process 1")),
+    ("nearest", False, changed(query_labels=[1, 2]), ("15 queries", "2 query_labels")),
+    ("grouped_recall", True, left_out("gallery", "gallery_labels"), ("gallery", "left out in process 1")),
+    ("grouped_recall", False, changed(seed=1), ("seed", "0 in process 0", "1 in process 1")),
+    ("grouped_recall", False, changed(repeats=2), ("repeats", "1 in process 0", "2 in process 1")),
+    ("grouped_recall", False, changed(label_groups=None), ("label_groups=None", 10)),
     ("embedding_health", False, changed(k=None), ("k", "2 in process 0", "None in process 1")),
     ("embedding_health", False, changed(normalize=True), ("normalize", "False in process 0", "True in process 1")),
     ("embedding_health", False, left_out("labels"), ("labels", "process 0", "left out in process 1")),
@@ -141,6 +169,7 @@ def test_what_one_process_does_otherwise_is_said_by_all_at_once(name, two, chang
         raise outcomes[0]
 
 
+@pytest.mark.filterwarnings("ignore:Grouped recall over 1 group")
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("empty", [0, 1])
 def test_without_places_the_items_of_a_process_follow_those_of_the_one_before(name, empty):
@@ -159,6 +188,13 @@ def test_without_places_the_items_of_a_process_follow_those_of_the_one_before(na
             if name == "embedding_health":
                 assert found.metrics() == pytest.approx(expected.metrics(), rel=1e-9, nan_ok=True)
                 assert [often for _, often in found.hubs] == pytest.approx([often for _, often in expected.hubs])
+                continue
+            if name == "nearest":
+                assert torch.equal(found.indices, expected.indices)
+                assert torch.equal(found.scores, expected.scores)
+                continue
+            if name == "grouped_recall":
+                assert found == expected
                 continue
             assert found.values == expected.values
             for key, values in expected.per_query.items():

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from fewshot_callbacks.functional import Moments, Share, embedding_health, health
-from tests.messages import missing_facts
+from tests.messages import missing_facts, refused
 from tests.thread_processes import in_threads
 
 NUMBERS = ["rankme", "effective_rank", "spectral_decay", "uniformity", "nc1", "cdnv", "alignment"]
@@ -187,7 +187,7 @@ def test_what_cannot_be_computed_is_nan_with_the_reason() -> None:
     for given, expected, facts in (
         ((points, 0 * labels), {"nc1", "cdnv"}, ("nc1", "cdnv", "NaN", "one class")),
         ((points, torch.arange(90)), {"nc1", "cdnv", "alignment"}, ("alignment", "NaN", "two items")),
-        ((points[:1], labels[:1]), of_one, ("hubness", "NaN", "10 neighbours", "1 items")),
+        ((points[:1], labels[:1]), of_one, ("hubness", "NaN", "10 neighbours", "1 item")),
         (
             (torch.ones(20, 12), labels[:20]),
             of_one - {"uniformity", "alignment", "antihubs"},
@@ -272,3 +272,10 @@ def test_two_classes_of_the_same_items_have_the_same_mean_in_any_order():
     found = embedding_health(torch.cat([rows, rows.flip(0), rows + 1]), torch.arange(90) // 30, k=None)
     assert found.cdnv == math.inf
     assert not all(missing_facts(note, ("cdnv", "infinite", "mean")) for note in found.notes), found.notes
+
+
+def test_processes_that_all_hold_nothing_are_told_the_shape() -> None:
+    nothing = torch.empty(0, 3)
+    for outcome in in_threads(2, lambda processes: embedding_health(nothing, share=Share(processes))):
+        with refused(ValueError, "embedding_health", "embeddings", "(0, 3)", "process"):
+            raise outcome

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import Share, nearest
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional._labels import (
     LabelFormsError,
@@ -13,7 +14,6 @@ from fewshot_callbacks.functional._labels import (
     as_labels,
     encode,
     encode_ids,
-    exclusion_codes,
     join,
 )
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
@@ -136,8 +136,8 @@ def test_processes_exchange_digests_of_ids_and_not_their_words():
 def test_ids_that_are_words_in_one_process_alone_are_refused():
     def work(process):
         ids = (["a.png", "b.png"], [0, 1])[process.rank]
-        given_ids = {"query_ids": ids, "gallery_ids": ids}
-        return exclusion_codes("test", given_ids, 2, 2, same_set=False, processes=process)
+        rows = torch.eye(2)
+        return nearest(rows, gallery=rows, query_ids=ids, gallery_ids=ids, share=Share(process))
 
     for error in in_threads(2, work):
         facts = ("gallery_ids in process 0", "query_ids in process 1", "list(map(str, map(int, query_ids)))")

@@ -68,7 +68,7 @@ def test_trials_are_shown_by_their_first(trials):
 def test_neighbours_are_shown_with_scores_and_labels():
     found = nearest(torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1.0]]), ["owl", "owl", "heron"], k=1)
     assert str(found).splitlines() == [
-        "3 queries with 1 neighbours each, and the score of each in brackets; * has the query's label",
+        "3 queries with 1 neighbour each, and the score of each in brackets; * has the query's label",
         "query            1",
         "    0  1* (1.0000)",
         "    1  0* (1.0000)",

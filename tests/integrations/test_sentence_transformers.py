@@ -296,7 +296,7 @@ def other_encoder(kind):
 def test_models_without_a_dense_vector_for_each_text_are_refused_with_their_evaluator(kind, fitting, options):
     model = other_encoder(kind)
     evaluator = ExactRetrievalEvaluator(*retrieval_task(), **options)
-    facts = (type(model).__name__, "SentenceTransformer", fitting)
+    facts = (f"the model ({type(model).__name__})", "SentenceTransformer", fitting)
     with refused(ValueError, *facts):
         evaluator(model)
     with refused(ValueError, *facts):

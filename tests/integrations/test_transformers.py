@@ -229,7 +229,7 @@ def test_outputs_metrics_and_labels_that_do_not_fit_are_refused_with_what_to_pas
     two = transformers.EvalPrediction((torch.eye(2), torch.ones(2, 3)), torch.arange(2))
     with refused(ValueError, "outputs", "(2, 2)", "(2, 3)", "BatchRetrievalMetrics(output=1)"):
         BatchRetrievalMetrics()(two)
-    with refused(ValueError, "BatchRetrievalMetrics", "output=5", "outputs", 2):
+    with refused(ValueError, "BatchRetrievalMetrics", "output=5", "outputs", "index below 2"):
         BatchRetrievalMetrics(output=5)(two)
     with refused(ValueError, "BatchRetrievalMetrics", "'recal@1'", "'recall@1'"):
         BatchRetrievalMetrics(metrics=("recal@1",))

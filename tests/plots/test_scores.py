@@ -201,5 +201,5 @@ def test_a_figure_without_anything_to_draw_is_refused(draw, facts):
 @pytest.mark.parametrize("edges", [(0.0, 1.0, 2.0), (1.0, 0.0), (0.0, math.nan)])
 def test_edges_that_do_not_fit_the_bins_are_refused(edges):
     empty = np.zeros(0)
-    with refused(ValueError, "1 bins", 2, "ascending edges", len(edges)):
+    with refused(ValueError, "1 bin", 2, "ascending edges", len(edges)):
         score_histograms(PairCounts(empty, empty, empty, 1, 1, np.array(edges), np.array([1]), np.array([1])))

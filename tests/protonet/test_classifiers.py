@@ -52,7 +52,7 @@ def test_a_support_set_that_is_missing_empty_not_finite_or_of_another_dimension_
     with refused(ValueError, "SupportClassifier.fit", "embeddings", "NaN", 2, 0):
         classifier.fit(torch.full((2, 2), torch.nan), torch.tensor([0, 1]))
     classifier.fit(torch.zeros(2, 2), torch.tensor([0, 1]))
-    with refused(ValueError, "embeddings", 3, "support", 2):
+    with refused(ValueError, "SupportClassifier", "embeddings", "3 dimensions", "support", 2):
         classifier(torch.zeros(1, 3))
 
 

@@ -176,14 +176,14 @@ def test_steps_hand_embeddings_to_callbacks() -> None:
 
 
 def test_batches_that_are_no_episode_and_outputs_that_are_no_embeddings_are_refused() -> None:
-    with refused(ValueError, "training", 5, "EpisodicBatchSampler", "shots=2"):
+    with refused(ValueError, "ProtoNet", "a training batch", 5, "EpisodicBatchSampler", "shots=2"):
         trainer(max_steps=1).fit(model(), images_loader())
     with refused(ValueError, "ProtoNet", "Identity", "(2, 1, 4, 4)", "(images, dim)", "nn.Flatten()"):
         model(backbone=nn.Identity())(torch.zeros(2, 1, 4, 4))
     net = model(evaluation_batches="episodes")
     with refused(ValueError, "evaluation", "4 classes", "2 + 4", "3-way", "2-shot"):
         evaluated(net, episodes_loader(ways=4))
-    with refused(ValueError, "evaluation", 5, "EpisodicBatchSampler", "shots=2"):
+    with refused(ValueError, "ProtoNet", "an evaluation batch", 5, "EpisodicBatchSampler", "shots=2"):
         evaluated(net, images_loader())
 
 
@@ -297,8 +297,10 @@ def test_a_set_that_is_cut_short_gives_nan_and_one_warning_in_every_fit() -> Non
 def test_embeddings_that_are_not_finite_give_nan(mode: Any, loader: Any) -> None:
     images = IMAGES.clone()
     images[3] = math.nan
-    with warned(UserWarning, "test/accuracy", "NaN"):
+    facts = ("evaluate_episodes",) if mode == "images" else ("ProtoNet", "evaluation batch 3")
+    with warned(UserWarning, "test/accuracy", "NaN", "embeddings", "Inf", *facts) as caught:
         logged = evaluated(model(evaluation_batches=mode), loader(TensorDataset(images, LABELS)))
+    assert not [one for one in caught if "percentages" in str(one.message)]
     assert math.isnan(logged["test/accuracy"])
 
 

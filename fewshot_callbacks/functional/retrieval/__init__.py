@@ -2,6 +2,7 @@
 
 from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.functional.items import Share
 from fewshot_callbacks.functional.retrieval.compare import GeneralizationGap, compare_reports, generalization_gap
 from fewshot_callbacks.functional.retrieval.compression import (
     CompressionReport,
@@ -11,7 +12,6 @@ from fewshot_callbacks.functional.retrieval.compression import (
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
-from fewshot_callbacks.functional.retrieval.inputs import Share
 from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluation, TimedSample, measure_evaluation
 from fewshot_callbacks.functional.retrieval.operating_points import (
     Enclosure,

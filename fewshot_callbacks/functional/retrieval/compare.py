@@ -222,9 +222,13 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     """
     for name, report in (("training", training), ("validation", validation)):
         if report.grouped is None:
+            reason = report.fact_of_classes
+            others = [note for note in report.notes if note != reason]
+            facts = [reason] if reason else []
+            if others:
+                facts.append(f"Its notes: {' '.join(others)}")
             raise ValueError(
-                f"generalization_gap: the {name} report has no Grouped Recall. {report.fact_of_classes} Its notes: "
-                f"{' '.join(report.notes) or '-'} "
+                f"generalization_gap: the {name} report has no Grouped Recall. {' '.join([*facts, ''])}"
                 "Evaluate both sets with one label_groups that leaves two groups in each: use a smaller label_groups, or "
                 "more classes."
             )

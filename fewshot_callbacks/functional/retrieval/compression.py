@@ -12,8 +12,9 @@ import torch
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._reading import as_tensor, default_mode
+from fewshot_callbacks.functional._reading import as_tensor, default_mode, named
 from fewshot_callbacks.functional._table import table
+from fewshot_callbacks.functional.items import EVERYTHING, Share, with_stored_arrays
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.compressed_rows import (
     LOWEST_CODE,
@@ -25,12 +26,12 @@ from fewshot_callbacks.functional.retrieval.compressed_rows import (
     refuse_wide_ranges,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import OF_PAIRS, evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, with_stored_arrays
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.settings import reported_metrics, several
 from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.settings import Code, RequestedMetric, RetrievalOptions, RetrievalSettings, from_keywords, takes
+from fewshot_callbacks.system.words import counted
 
 _CALL = "compression_costs"
 CODES: tuple[Code, ...] = get_args(Code)
@@ -238,7 +239,7 @@ def compression_costs(
         "gallery_groups": gallery_groups,
         "relevance": relevance,
     }
-    with default_mode(), share.processes.together():
+    with default_mode(), share.processes.together(), named(_CALL, "evaluate_retrieval"):
         checked = from_keywords(compression_costs, options)
         forms = Compression.checked(_CALL, dims, codes, checked)
         if forms.are_none:
@@ -335,8 +336,8 @@ class Compression:
         wide = [number for number in self.dims if number > dim]
         if wide:
             raise ValueError(
-                f"{self.call}: dims hold {', '.join(map(str, wide))}, and the embeddings have {dim} dimensions. Pass "
-                f"numbers up to {dim}."
+                f"{self.call}: dims hold {', '.join(map(str, wide))}, and the embeddings have "
+                f"{counted(dim, 'dimension')}. Pass numbers up to {dim}."
             )
 
     def refuse_threshold(self, metrics: Sequence[RequestedMetric], settings: RetrievalSettings) -> None:
@@ -384,7 +385,7 @@ def _check_code(call: str, name: Any) -> None:
 def _refuse_repeated(call: str, argument: str, values: Sequence[Any]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"{call}: {argument} hold {value!r} {values.count(value)} times. Pass it once.")
+            raise ValueError(f"{call}: {argument}={tuple(values)!r} hold {value!r} more than once. Pass it once.")
 
 
 def headline_metrics(metrics: Sequence[RequestedMetric]) -> list[RequestedMetric]:
@@ -537,15 +538,15 @@ def _notes(compression: Compression, ranges: Ranges | None, dim: int) -> tuple[s
     same_bits = ranges.constant_bits()
     if "int8" in compression.codes and same_dims > NOTED_SHARE * dim:
         notes.append(
-            f"{same_dims:,} of {dim:,} dimensions are the same in all gallery items; int8 codes each as {LOWEST_CODE}, "
-            "which makes all codes more alike."
+            f"{same_dims:,} of {counted(dim, 'dimension')} are the same in all gallery items; int8 codes each as "
+            f"{LOWEST_CODE}, which makes all codes more alike."
         )
     untold_dims = ranges.untold_dims() if "int8" in compression.codes else 0
     if untold_dims:
         notes.append(
-            f"{untold_dims:,} of {dim:,} dimensions have a narrow range far from 0, or a tiny one: float32, in which int8 "
-            "codes are computed, does not tell their values apart, so that these codes say little. Subtract the mean of the "
-            "gallery from all embeddings, and divide them by their largest number."
+            f"{untold_dims:,} of {counted(dim, 'dimension')} have a narrow range far from 0, or a tiny one: float32, in "
+            "which int8 codes are computed, does not tell their values apart, so that these codes say little. Subtract "
+            "the mean of the gallery from all embeddings, and divide them by their largest number."
         )
     if "binary" in compression.codes and same_bits > NOTED_SHARE * dim:
         notes.append(

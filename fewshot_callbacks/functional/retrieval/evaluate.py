@@ -13,19 +13,20 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes, presence
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.evaluation import Evaluation, Matches, PooledPairs
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
 from fewshot_callbacks.functional._reading import default_mode
+from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
     choose_groups,
     search_groups,
 )
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, Share, collect_inputs
+from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions, PooledRequest, decide
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
@@ -41,7 +42,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
 )
 from fewshot_callbacks.functional.retrieval.registry import is_users, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
-from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange, note_of_rates, notes_on
+from fewshot_callbacks.functional.retrieval.report import LEFT_OUT, RetrievalReport, TieRange, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     chooses_group_size,
     compute_device,
@@ -80,6 +81,7 @@ from fewshot_callbacks.settings import (
     takes,
 )
 from fewshot_callbacks.sources.stored_rows import as_one_tensor
+from fewshot_callbacks.system.words import counted, none_has, verb, with_article
 
 # The public function, for messages.
 _CALL = "evaluate_retrieval"
@@ -164,8 +166,8 @@ def evaluate_retrieval(
         checked = from_keywords(evaluate_retrieval, settings)
         if not isinstance(relevance, Relevance | None):
             raise ValueError(
-                f"{_CALL}: relevance is a {type(relevance).__name__}. Pass Relevance.from_judgements(judgements, query_ids, "
-                "gallery_ids), from_label_sets or from_lists."
+                f"{_CALL}: relevance is {with_article(type(relevance).__name__)}. Pass "
+                "Relevance.from_judgements(judgements, query_ids, gallery_ids), from_label_sets or from_lists."
             )
         ids_and_groups = {
             "query_ids": query_ids,
@@ -173,7 +175,7 @@ def evaluate_retrieval(
             "query_groups": query_groups,
             "gallery_groups": gallery_groups,
         }
-        _refuse_other_calls(share, checked, relevance, {"gallery": gallery, **ids_and_groups})
+        _refuse_other_settings(share, checked, relevance)
         inputs = collect_inputs(
             _CALL,
             share,
@@ -183,27 +185,22 @@ def evaluate_retrieval(
             gallery_labels,
             **ids_and_groups,
             relevance=relevance,
-            as_codes=checked.similarity == "hamming",
+            similarity=checked.similarity,
             memory=main_memory(checked),
-            with_copies=True,
         )
-        if inputs.given is not None:
+        if inputs.judgements is not None:
             checked = without_classes(_CALL, checked)
         report = _evaluated(inputs, checked, progress)
         seconds = processes.largest([time.perf_counter() - started])[0]
     return replace(report, seconds=seconds)
 
 
-def _refuse_other_calls(
-    share: Share, settings: RetrievalSettings, relevance: Relevance | None, arrays: Mapping[str, Any]
-) -> None:
-    """Refuse processes that were called with different arguments; only the device may differ. Collective."""
+def _refuse_other_settings(share: Share, settings: RetrievalSettings, relevance: Relevance | None) -> None:
+    """Refuse processes that were called with different settings; only the device may differ. *Collective*."""
     arguments = {name: value for name, value in settings.arguments().items() if name != "device"}
-    arrays = {"query_places": share.query_places, "gallery_places": share.gallery_places, **arrays}
-    arguments |= {name: presence(array) for name, array in arrays.items()}
     if share.processes.count > 1:
         arguments["relevance"] = "left out" if relevance is None else f"{relevance}, digest {relevance.digest()}"
-    share.processes.refuse_other_calls(_CALL, arguments)
+    share.refuse_other_settings(_CALL, arguments)
 
 
 def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: Progress | None) -> RetrievalReport:
@@ -214,10 +211,10 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
     budget = _budget(settings, device)
     with computing() as threads:
         sets = sample.as_one_set()
-        vectors = sets.vectors(settings.similarity, threads)
+        vectors = sets.vectors(threads)
         relevance, grades, absent = sets.relevance()
         per_query = _PerQuery(
-            relevance, grades, absent, len(sets.gallery_labels), settings, _copies_of_queries(sample, settings)
+            relevance, grades, absent, len(sets.gallery.labels), settings, _copies_of_queries(sample, settings)
         )
         request = _request(settings)
         evaluation = Evaluation(
@@ -234,16 +231,16 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         )
         if any(requested.metric.source == "prototypes" for requested in reported_metrics(settings)):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, sample, settings)
-        per_query.gather(processes, sample.share.queries, len(sample.query_labels))
+        per_query.gather(processes, sample.queries.places, len(sample.queries.labels))
         if not bool(per_query.has_candidate.any()):
             raise NothingToRetrieveError(_no_match(sample))
         pooled, consistency = _decide_pooled(result.pooled, request, sample, settings)
         matches = result.matches
         del result  # collected pairs and cached scores take most of the budget
         notes = _notes_on_sample(inputs, sample, settings)
-        notes += sample.notes_on_repeated_items(per_query.effect_of_copies())
-        notes += notes_on(vectors, sample.share.gallery, per_query.relevant, per_query.tied)
-        notes += _notes_on_values(inputs.given, settings, pooled, consistency)
+        notes += sample.notes_on_copies(sample.copies_of_queries, per_query.effect_of_copies())
+        notes += notes_on(vectors, sample.gallery.places, per_query.relevant, per_query.tied)
+        notes += _notes_on_values(inputs.judgements, settings, pooled, consistency)
         memory_note = _memory_note(evaluation, processes, budget)
         if sample.drawn is None:
             grouped, note_on_groups = _grouped(sets, settings, matches, threads)
@@ -281,8 +278,8 @@ def _decide_pooled(
     if pairs is None:
         return None, {}
     pooled = decide(pairs, request)
-    labels = sample.own_query_labels.numpy()
-    classes = sample.query_labels.unique().numpy()
+    labels = sample.queries.of_rows("labels").numpy()
+    classes = sample.queries.labels.unique().numpy()
     consistency = {
         rate: threshold_consistency(pairs, labels, classes, sample.label_names, rate)
         for rate in consistency_rates(settings)
@@ -296,7 +293,7 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
     Systematic sampling: queries are sorted by class, in random order within a class; every n-th is drawn, from a random
     start.
     """
-    labels = inputs.query_labels
+    labels = inputs.queries.labels
     count = settings.max_queries
     if count is None or count >= len(labels):
         return inputs
@@ -314,9 +311,9 @@ def _copies_of_queries(sample: RetrievalInputs, settings: RetrievalSettings) -> 
 
     By an inner product, a longer vector may score higher than the copy of a query, so that ranks do not show the copies.
     """
-    if sample.copies is None or not sample.copies.is_noted or settings.similarity == "dot":
+    if sample.copies_of_queries is None or not sample.copies_of_queries.is_noted or settings.similarity == "dot":
         return None
-    return torch.from_numpy(sample.copies.counts)[sample.share.queries]
+    return torch.from_numpy(sample.copies_of_queries.counts)[sample.queries.places]
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
@@ -338,7 +335,7 @@ def _notes_on_sample(inputs: RetrievalInputs, sample: RetrievalInputs, settings:
     if sample.drawn is None:
         return []
     return [
-        f"An estimate: {len(sample.drawn):,} of {len(inputs.query_labels):,} queries were drawn (seed "
+        f"An estimate: {len(sample.drawn):,} of {len(inputs.queries.labels):,} queries were drawn (seed "
         f"{settings.seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries."
     ]
 
@@ -373,7 +370,7 @@ def _summarised(
     memory_note: str | None,
 ) -> RetrievalReport:
     """Return the report with the values that are asked for, and their intervals."""
-    labels = sample.query_labels
+    labels = sample.queries.labels
     sources = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values, intervals = _values_and_intervals(settings, per_query, labels, sources)
     users_metrics = [requested for requested in reported_metrics(settings) if is_users(requested.metric)]
@@ -387,11 +384,11 @@ def _summarised(
         tie_ranges=_tie_ranges(settings, per_query, labels),
         confidence=settings.confidence,
         queries=len(labels),
-        gallery=len(sample.gallery_labels),
-        classes=0 if inputs.given is not None else len(inputs.query_labels.unique()),
+        gallery=len(sample.gallery.labels),
+        classes=0 if inputs.judgements is not None else len(inputs.queries.labels.unique()),
         queries_without_match=int((per_query.relevant == 0).sum()),
         queries_with_ties=int(per_query.tied.sum()),
-        queries_with_copies=0 if sample.copies is None else sample.copies.queries,
+        queries_with_copies=0 if sample.copies_of_queries is None else sample.copies_of_queries.queries,
         is_estimate=sample.drawn is not None,
         similarity=settings.similarity,
         ties=settings.ties,
@@ -400,7 +397,7 @@ def _summarised(
         per_query=per_query.values,
         query_labels=labels,
         drawn=sample.drawn,
-        counted=sample.counted,
+        counted=inputs.queries.origins,
         label_names=sample.label_names,
         users_metrics={requested.key: without_function(requested) for requested in users_metrics},
         seconds=math.nan,
@@ -488,14 +485,14 @@ def _grouped(
     if not grouped_k(settings):
         return None, []
     size = group_size(settings)
-    distinct = len(sets.query_labels.unique())
+    distinct = len(sets.queries.labels.unique())
     if size is not None and distinct < 2 * size:
         is_wanted = sets_groups(settings) or names_grouped_recall(settings)
         return None, [_note_of_few_classes(settings, size, distinct)] if is_wanted else []
     try:
         splits = choose_groups(_CALL, sets, settings)
     except ValueError as error:
-        return None, [f"Grouped Recall is left out. {error}"]
+        return None, [f"{LEFT_OUT}. {error}"]
     try:
         return search_groups(sets, splits, settings, matches, threads), []
     except GroupWithoutMatchError as error:
@@ -513,7 +510,7 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
     groups = f"{size} labels (label_groups='auto')" if chooses_group_size(settings) else f"label_groups={size} labels"
     # At least two groups of two labels are needed.
     fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
-    return f"Grouped Recall is left out: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
+    return f"{LEFT_OUT}: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
 
 
 def mean_over_queries(
@@ -703,17 +700,17 @@ def _prototype_accuracy(
     # In one set, the queries are the gallery, which a sample does not hold: all are computed, and some are returned.
     queries = inputs if inputs.same_set else sample
     values = nearest_prototype(  # on the CPU, where the embeddings are
-        as_one_tensor(queries.queries),
-        queries.own_query_labels,
-        as_one_tensor(inputs.gallery),
-        inputs.own_gallery_labels,
+        as_one_tensor(queries.queries.rows),
+        queries.queries.of_rows("labels"),
+        as_one_tensor(inputs.gallery.rows),
+        inputs.gallery.of_rows("labels"),
         similarity=settings.similarity,
         same_set=inputs.same_set,
         memory_bytes=main_memory(settings),
         processes=inputs.processes,
     )
     if inputs.same_set and sample.drawn is not None:
-        return values[inputs.is_here(sample.drawn)]
+        return values[inputs.queries.is_row_of(sample.drawn)]
     return values
 
 
@@ -730,24 +727,29 @@ def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[s
 
 def _no_match(sample: RetrievalInputs) -> str:
     """Return the message of an evaluation in which no query has a relevant candidate."""
-    queries = len(sample.query_labels)
-    labels = sample.query_labels.unique()
-    shared = len(torch.isin(labels, sample.gallery_labels).nonzero())
+    queries = len(sample.queries.labels)
+    labels = sample.queries.labels.unique()
+    shared = len(torch.isin(labels, sample.gallery.labels).nonzero())
     occurs_once = sample.same_set and len(labels) == queries
     missing = "another item of its class" if sample.same_set else "an item of its class in the gallery"
-    if sample.given is not None:
+    if sample.judgements is not None:
         missing = "a relevant candidate"
         fix = "the rows of the relevance are those of the embeddings, and what ids, groups and ignored items leave out"
-    elif any(code is not None for code in sample.codes.values()) and shared and not occurs_once:
+    elif len(sample.exclusions()) and shared and not occurs_once:
         missing += " that ids or groups do not exclude"
         fix = "a group is not a whole class, and an id not shared by different items"
     else:
         if occurs_once:
-            missing += f" (each of the {len(labels)} labels occurs once)"
+            missing += (
+                f" (each of the {len(labels)} labels occurs once)" if len(labels) > 1 else " (its label occurs once)"
+            )
         else:
-            missing += f" ({shared} of the queries' {len(labels)} labels occur in the gallery)"
+            missing += (
+                f" ({shared} of the queries' {counted(len(labels), 'label')} {verb(shared, 'occurs', 'occur')} in the "
+                "gallery)"
+            )
         fix = "labels name classes, not items, and that the set holds at least two items of some class"
-    return f"{_CALL}: none of the {queries} queries has {missing}, so nothing can be retrieved. Check that {fix}."
+    return f"{_CALL}: {none_has(queries, 'query')} {missing}, so nothing can be retrieved. Check that {fix}."
 
 
 def _memory_note(evaluation: Evaluation, processes: Processes, budget: float) -> str | None:

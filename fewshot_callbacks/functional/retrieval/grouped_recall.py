@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Unpack
 
@@ -30,7 +30,8 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join, refuse_other_forms
 from fewshot_callbacks.functional._reading import check_seed, default_mode, refuse_unknown
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
+from fewshot_callbacks.functional.items import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
     Unmatched,
@@ -191,7 +192,7 @@ class _LoneGroupSettings(RetrievalSettings):
 @takes(GroupedOptions)
 def grouped_recall(
     queries: Any,
-    query_labels: Any,
+    query_labels: Any | None = None,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
@@ -202,6 +203,7 @@ def grouped_recall(
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
+    share: Share = EVERYTHING,
     **settings: Unpack[GroupedOptions],
 ) -> GroupedRecall:
     """Compute Recall@K inside random or given groups of labels, averaged over the groups, with its interval.
@@ -234,6 +236,7 @@ def grouped_recall(
         query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
             and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
+        share: Which of the queries and of the gallery this process holds, where several make the call together.
         **settings: See `RetrievalSettings`.
 
     Returns:
@@ -251,6 +254,35 @@ def grouped_recall(
         >>> result.at[1], result.groups
         (1.0, 4)
     """
+    ids_and_groups = {
+        "query_ids": query_ids,
+        "gallery_ids": gallery_ids,
+        "query_groups": query_groups,
+        "gallery_groups": gallery_groups,
+    }
+    with default_mode(), share.processes.together():
+        checked = _checked_settings(k, repeats, unmatched, settings)
+        share.refuse_other_settings(_CALL, {**checked.arguments(), "repeats": repeats})
+        inputs = collect_inputs(
+            _CALL,
+            share,
+            queries,
+            query_labels,
+            gallery,
+            gallery_labels,
+            **ids_and_groups,
+            similarity=checked.similarity,
+            memory=main_memory(checked),
+        )
+        splits = choose_groups(_CALL, inputs, checked, repeats)
+        for note in inputs.notes_on_copies(inputs.copies_of_queries):
+            warnings.warn(f"{_CALL}: {note}", stacklevel=2)
+        with computing() as threads:
+            return search_groups(inputs, splits, checked, threads=threads)
+
+
+def _checked_settings(k: Any, repeats: int, unmatched: Unmatched, settings: Mapping[str, Any]) -> RetrievalSettings:
+    """Return the settings of `grouped_recall`, if all are valid."""
     fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
     refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
     suffix = "_miss" if unmatched == "miss" else ""
@@ -263,27 +295,7 @@ def grouped_recall(
     checked = from_keywords(grouped_recall, {**vars(checked), "metrics": metrics}, RetrievalOptions, _LoneGroupSettings)
     if group_size(checked) is None and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
-    with default_mode():
-        inputs = collect_inputs(
-            _CALL,
-            EVERYTHING,
-            queries,
-            query_labels,
-            gallery,
-            gallery_labels,
-            query_ids=query_ids,
-            gallery_ids=gallery_ids,
-            query_groups=query_groups,
-            gallery_groups=gallery_groups,
-            as_codes=checked.similarity == "hamming",
-            memory=main_memory(checked),
-            with_copies=True,
-        )
-        splits = choose_groups(_CALL, inputs, checked, repeats)
-        for note in inputs.notes_on_repeated_items():
-            warnings.warn(f"{_CALL}: {note}", stacklevel=2)
-        with computing() as threads:
-            return search_groups(inputs, splits, checked, threads=threads)
+    return checked
 
 
 def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1) -> Splits:
@@ -299,7 +311,7 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
         ValueError: If a given group has a label that no query has, one are words and the others integers, or there are
             fewer labels than a group needs.
     """
-    labels = inputs.query_labels
+    labels = inputs.queries.labels
     names = inputs.label_names
     size = group_size(settings)
     if size is not None:
@@ -341,14 +353,14 @@ def search_groups(
     """
     if matches is None:
         inputs = inputs.as_one_set()
-        vectors = inputs.vectors(settings.similarity, threads)
+        vectors = inputs.vectors(threads)
         matches = best_matches(vectors, inputs.relevance()[0], main_memory(settings))
-    labels = inputs.query_labels
+    labels = inputs.queries.labels
     values = torch.empty(len(splits), len(splits[0]), len(grouped_k(settings)), dtype=torch.float64)
     for repeat, split in enumerate(splits):
         group_of_query = _groups_of(labels.numpy(), split)
         recalls = _recalls(matches, inputs, group_of_query, split, settings)
-        recalls = inputs.processes.placed(recalls, inputs.share.queries, len(labels))
+        recalls = inputs.processes.placed(recalls, inputs.queries.places, len(labels))
         values[repeat] = _means_of_groups(
             recalls, torch.from_numpy(group_of_query), split, settings, inputs.label_names
         )
@@ -409,13 +421,13 @@ class _GroupedSides(NamedTuple):
 def _grouped_sides(inputs: RetrievalInputs, group_of_query: Ints, split: Sequence[Tensor]) -> _GroupedSides:
     """Return labels and groups of both sides. Collective."""
     processes = inputs.processes
-    own_item_labels = inputs.own_gallery_labels.numpy()
+    own_item_labels = inputs.gallery.of_rows("labels").numpy()
     item_labels = gather_in_item_order(processes, own_item_labels)
     holders = gather_in_item_order(processes, np.full(len(own_item_labels), processes.rank))
-    group_of_own_query = group_of_query[inputs.share.queries.numpy()]
+    group_of_own_query = group_of_query[inputs.queries.places.numpy()]
     group_of_item = _groups_of(item_labels, split)
     return _GroupedSides(
-        query_labels=inputs.own_query_labels.numpy(),
+        query_labels=inputs.queries.of_rows("labels").numpy(),
         group_of_query=group_of_own_query,
         item_labels=item_labels,
         group_of_item=group_of_item,

@@ -375,8 +375,8 @@ def _rows_that_fit(dim: int) -> int:
     rows = MOST_BYTES // (4 * dim)
     if rows < 64:
         raise ValueError(
-            f"{_CALL}: rows of dim={dim} are too long to be measured within {MOST_BYTES / 1e6:.0f} MB. Leave out --here, or "
-            "reduce their dimension."
+            f"{_CALL}: rows of dim={dim} are too long to be measured within {MOST_BYTES / 1e6:.0f} MB. Reduce their "
+            "dimension, or leave the plan without a measurement."
         )
     return rows
 

@@ -20,6 +20,7 @@ from typing import Any, cast, get_args
 
 from fewshot_callbacks.functional.retrieval import rank_metrics
 from fewshot_callbacks.settings import MACRO, Divisor, Metric, Metrics, RequestedMetric, read_parameters
+from fewshot_callbacks.system.words import with_article
 
 METRICS = (
     Metric("mAP", "ranks", rank_metrics.average_precision, "Mean over queries of the precision at each relevant rank."),
@@ -395,7 +396,7 @@ def _imported_metric(call: str, path: re.Match[str]) -> Metric | RequestedMetric
         raise ValueError(f"{fact}, and {path['module']} has no {name}. Its metrics are {', '.join(names) or 'none'}.")
     if not isinstance(metric, Metric | RequestedMetric):
         raise ValueError(
-            f"{fact}, which is a {type(metric).__name__}, no Metric. Name a Metric, or what its at() returns."
+            f"{fact}, which is {with_article(type(metric).__name__)}, no Metric. Name a Metric, or what its at() returns."
         )
     given = [part.split("=", 1) for part in path["parameters"].split("@")[1:]]
     parameters = dict(given)

@@ -17,6 +17,7 @@ from fewshot_callbacks.engine.relevance import Lists
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.files.text import Line, read_lines
 from fewshot_callbacks.functional._reading import as_tensor
+from fewshot_callbacks.system.words import counted, verb, with_article
 
 # Ids that a message shows.
 SHOWN = 3
@@ -119,7 +120,7 @@ class Relevance:
         items = queries if gallery is None else _number_of_items(call, gallery)
         if ignored is not None and len(ignored) != queries:
             raise ValueError(
-                f"{call}: {queries} lists of relevant items, but {len(ignored)} of ignored ones. Pass one each."
+                f"{call}: {counted(queries, 'list')} of relevant items, but {len(ignored)} of ignored ones. Pass one each."
             )
         lists = _lists(call, "relevant", relevant, items)
         ignored_lists = Lists.none(queries) if ignored is None else _lists(call, "ignored", ignored, items)
@@ -236,10 +237,10 @@ class Relevance:
             item_width = width
         else:
             item_sets, item_width = _label_sets(call, "gallery_targets", gallery_targets)
-        if None not in (width, item_width) and width != item_width:
+        if width is not None and item_width is not None and width != item_width:
             raise ValueError(
-                f"{call}: targets have {width} labels, gallery_targets {item_width}. Column j must be the same label in "
-                "both."
+                f"{call}: targets have {counted(width, 'label')}, gallery_targets {item_width}. Column j must be the "
+                "same label in both."
             )
         of_query, of_item = _numbered(call, {"targets": query_sets, "gallery_targets": item_sets})
         lists, grades = _shared_labels(of_query, of_item, one_set=one_set)
@@ -261,7 +262,7 @@ class Relevance:
         if numbers.shape != (self.queries,) or not np.issubdtype(numbers.dtype, np.integer):
             raise ValueError(
                 f"{call}: clusters of shape {numbers.shape} and type {numbers.dtype} must be one integer for each of the "
-                f"{self.queries} queries."
+                f"{counted(self.queries, 'query')}."
             )
         return replace(self, clusters=np.unique(numbers, return_inverse=True)[1])
 
@@ -318,11 +319,14 @@ class Relevance:
         return [note]
 
     def __repr__(self) -> str:
-        sets = " in one set" if self.one_set else f", {self.gallery:,} gallery items"
+        sets = " in one set" if self.one_set else f", {counted(self.gallery, 'gallery item')}"
         relevant = int(self._relevant.sizes.sum())
         ignored = int(self._ignored.sizes.sum())
         missing = "" if self._absent is None else f", {len(self._absent.grades):,} not in the gallery"
-        return f"Relevance({self.queries:,} queries{sets}, {relevant:,} relevant pairs{missing}, {ignored:,} ignored)"
+        return (
+            f"Relevance({counted(self.queries, 'query')}{sets}, {counted(relevant, 'relevant pair')}{missing}, "
+            f"{ignored:,} ignored)"
+        )
 
 
 class JudgedItems(NamedTuple):
@@ -375,7 +379,7 @@ def _lists(call: str, name: str, lists: Sequence[Any], items: int) -> Lists:
         if lowest < 0 or highest >= items:
             wrong = lowest if lowest < 0 else highest
             raise ValueError(
-                f"{call}: {name}[{query}] holds {wrong}, but there are {items} gallery items. Indices begin at 0."
+                f"{call}: {name}[{query}] holds {wrong}, but there are {counted(items, 'gallery item')}. Indices begin at 0."
             )
         if len(np.unique(numbers)) < numbers.size:
             raise ValueError(f"{call}: {name}[{query}] holds an item twice. Pass each once.")
@@ -416,8 +420,8 @@ def _refuse_both(call: str, relevant: Lists, ignored: Lists, items: int) -> None
     if len(both):
         query, item = divmod(int(both[0]), items)
         raise ValueError(
-            f"{call}: {len(both)} pairs are both relevant and ignored, such as query {query} and item {item}. Leave each "
-            "in one of the lists."
+            f"{call}: {counted(len(both), 'pair')} {verb(len(both), 'is', 'are')} both relevant and ignored, such as "
+            f"query {query} and item {item}. Leave each in one of the lists."
         )
 
 
@@ -425,7 +429,7 @@ def _number_of_items(call: str, gallery: Any) -> int:
     """Return the number of gallery items."""
     number = gallery.__index__() if isinstance(gallery, int | np.integer) and not isinstance(gallery, bool) else 0
     if number < 1:
-        words = repr(gallery) if np.ndim(gallery) == 0 else f"a {type(gallery).__name__}"
+        words = repr(gallery) if np.ndim(gallery) == 0 else with_article(type(gallery).__name__)
         raise ValueError(
             f"{call}: gallery is {words}, but must be the number of gallery items. Pass gallery=len(...), or None if "
             "queries and gallery are one set."
@@ -473,7 +477,8 @@ def _checked_grades(
     wrong = grades[~is_valid]
     if len(wrong):
         raise ValueError(
-            f"{call}: {len(wrong)} grades are wrong: {wrong[0]:g} {fact}. Grades are numbers such as 0, 1, 2."
+            f"{call}: {counted(len(wrong), 'grade')} {verb(len(wrong), 'is', 'are')} wrong: {wrong[0]:g} {fact}. Grades "
+            "are numbers such as 0, 1, 2."
         )
     return grades
 
@@ -673,9 +678,10 @@ def _each_once(
     if differs.any():
         query_ids, item_ids = ids
         first = int(order[differs][0])
+        number = int(differs.sum())
         raise ValueError(
-            f"{call}: {int(differs.sum())} pairs are judged twice with two grades, such as query {query_ids[first]!r} and "
-            f"item {item_ids[first]!r}. Keep one of them."
+            f"{call}: {counted(number, 'pair')} {verb(number, 'is', 'are')} judged twice with two grades, such as query "
+            f"{query_ids[first]!r} and item {item_ids[first]!r}. Keep one of them."
         )
     different: NDArray[np.int64] = order[~repeats]
     return different
@@ -701,8 +707,8 @@ def _label_sets(call: str, name: str, targets: Any) -> tuple[Sequence[Sequence[A
     wrong = int((~np.isin(entries, (0, 1))).sum())
     if wrong:
         raise ValueError(
-            f"{call}: {wrong:,} of {entries.size:,} entries of {name} are neither 0 nor 1. Entry (i, j) is 1 if item i has "
-            "label j."
+            f"{call}: {wrong:,} of {counted(entries.size, 'entry')} of {name} {verb(wrong, 'is', 'are')} neither 0 nor "
+            "1. Entry (i, j) is 1 if item i has label j."
         )
     rows, numbers = table.nonzero()
     return list(np.split(numbers, np.searchsorted(rows, np.arange(1, table.shape[0])))), table.shape[1]
@@ -756,10 +762,10 @@ def _clusters_of_sets(of_query: Lists) -> NDArray[np.int64]:
 def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
     """Return the labels of an item as Python's strings or integers."""
     if isinstance(labels, str | bytes) or not (isinstance(labels, Iterable) or hasattr(labels, "tolist")):
-        raise ValueError(
-            f"{call}: {name} is {labels!r}, but must be a set or a list with the labels of an item. Pass [{labels!r}] for "
-            "one label, or [] for none."
-        )
+        fix = f"Pass [{labels!r}] for one label, or [] for none."
+        if not isinstance(labels, str | int):
+            fix = "Pass such as ['sky'] or [3], or [] for none."
+        raise ValueError(f"{call}: {name} is {labels!r}, but must be a set or a list with the labels of an item. {fix}")
     plain_labels: list[str | int] = []
     for label in _listed(labels):
         if isinstance(label, str):

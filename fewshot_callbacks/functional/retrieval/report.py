@@ -27,6 +27,7 @@ from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval, class_means
 from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity, Ties
+from fewshot_callbacks.system.words import counted
 
 T = TypeVar("T")
 
@@ -140,6 +141,8 @@ class Values:
 
 # How the note on queries without a match describes them.
 WITHOUT_MATCH = "have no match and are left out of every mean"
+# Beginning of the note that there is no Grouped Recall.
+LEFT_OUT = "Grouped Recall is left out"
 
 
 def notes_on(
@@ -428,7 +431,10 @@ class RetrievalReport(Values):
 
     @property
     def fact_of_classes(self) -> str:
-        """Why `label_groups="auto"` gives no Grouped Recall; empty where it gives one."""
+        """Why there is no Grouped Recall: the note on it, or that `label_groups="auto"` gives none; empty otherwise."""
+        notes = [note for note in self.notes if note.startswith(LEFT_OUT)]
+        if notes:
+            return notes[0]
         if not 0 < self.classes < 2 * AUTO_GROUP_SIZE:
             return ""
         return (
@@ -527,7 +533,7 @@ class RetrievalReport(Values):
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
         classes = f", {self.classes:,} classes" if self.classes else ""
-        head = f"{self.queries:,} queries, {self.gallery:,} gallery items{classes}"
+        head = f"{counted(self.queries, 'query')}, {counted(self.gallery, 'gallery item')}{classes}"
         return "\n".join([head, *self.lines(), *self.messages])
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ from fewshot_callbacks.functional.retrieval.registry import (
 )
 from fewshot_callbacks.functional.statistics import normal_quantile
 from fewshot_callbacks.settings import DEFAULT_METRICS, RequestedMetric, RetrievalSettings, plain_list
+from fewshot_callbacks.system.words import counted
 
 DEFAULT_MEMORY_MB: float = 512
 # The largest budget. Larger ones, such as infinity, count as this one: no machine has as much memory, and its number of
@@ -194,10 +195,12 @@ def _check_max_queries(call: str, max_queries: Any) -> None:
 
 
 def _check_groups(call: str, settings: RetrievalSettings) -> None:
-    if all(parameters(settings, f"grouped_recall@{{k}}{end}") for end in ("", "_miss")):
+    of_both = [parameters(settings, f"grouped_recall@{{k}}{end}") for end in ("", "_miss")]
+    if all(of_both):
+        keys = [f"grouped_recall@{ranks[0]}{end}" for ranks, end in zip(of_both, ("", "_miss"), strict=True)]
         raise ValueError(
-            f"{call}: metrics ask for Grouped Recall with and without queries that have no match. Ask for one of them, and "
-            "evaluate twice for both."
+            f"{call}: metrics ask for Grouped Recall with and without queries that have no match, {keys[0]!r} and "
+            f"{keys[1]!r}. Ask for one of them, and evaluate twice for both."
         )
     if settings.label_groups is None:
         if not reported_metrics(settings):
@@ -258,8 +261,8 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
     for number, group in enumerate(checked):
         if len(group) < 2:
             raise ValueError(
-                f"{call}: group {number} of label_groups holds {len(group)} labels; Recall@K inside a group needs at "
-                "least 2. Leave it out, or join it to another."
+                f"{call}: group {number} of label_groups holds {counted(len(group), 'label')}; Recall@K inside a group "
+                "needs at least 2. Leave it out, or join it to another."
             )
     times = Counter(join(call, checked).tolist())
     repeated = [label for label, count in times.items() if count > 1]

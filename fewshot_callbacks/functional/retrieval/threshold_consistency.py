@@ -24,6 +24,7 @@ from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate
 from fewshot_callbacks.system.terminal import printable
+from fewshot_callbacks.system.words import counted
 
 # Number of thresholds in a range, at least, and less than twice as many. OPIS was within 2 % of that of 700 thresholds.
 FEWEST = 16
@@ -141,7 +142,7 @@ class ThresholdConsistency:
 
     def __str__(self) -> str:
         """Return both values, and a table of the classes that gain the most by a threshold of their own."""
-        sizes = f"{len(self.labels):,} classes at {len(self.thresholds)} thresholds"
+        sizes = f"{counted(len(self.labels), 'class')} at {counted(len(self.thresholds), 'threshold')}"
         head = f"{sizes}: OPIS {self.opis:.4f}, gap {self.gap():.4f}"
         if self.classes_without_pairs:
             subject = "class without a pair is" if self.classes_without_pairs == 1 else "classes without a pair are"

@@ -16,6 +16,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisi
 from fewshot_callbacks.functional.retrieval.report import with_known_points
 from fewshot_callbacks.functional.statistics import OUTSIDE
 from fewshot_callbacks.settings import RequestedMetric, Ties
+from fewshot_callbacks.system.words import counted
 
 
 def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties: Ties) -> Float[Tensor, "queries"]:
@@ -40,8 +41,9 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
     if values.shape != (queries,) or values.is_complex():
         shown = f"a tensor of shape {tuple(values.shape)}" if isinstance(returned, Tensor) else repr(returned)
         raise ValueError(
-            f"{call}: the function of the metric {requested.of_queries!r} returned {shown} for {queries} queries. Return "
-            f"one value for each query, a tensor of shape ({queries},), len(ranks.relevant), of real numbers."
+            f"{call}: the function of the metric {requested.of_queries!r} returned {shown} for "
+            f"{counted(queries, 'query')}. Return one value for each query, a tensor of shape ({queries},), "
+            "len(ranks.relevant), of real numbers."
         )
     return values.double().masked_fill(ranks.relevant.to(values.device) == 0, torch.nan)
 

@@ -9,26 +9,26 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.engine.evaluation import best_matches
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._labels import encode, read_labels
 from fewshot_callbacks.functional._reading import default_mode
-from fewshot_callbacks.functional.neighbours import compared_sets, nearest
+from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share, read_items
+from fewshot_callbacks.functional.neighbours import search
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
+from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
-from fewshot_callbacks.functional.verification.scores import scores_of_pairs
 from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity
+from fewshot_callbacks.system.words import counted, none_has
 
 _CALL = "evaluate_identification"
 _NO_NON_MATED = (
     "No query is non-mated, so that no threshold follows from a false positive rate: these values are NaN.",
 )
-# Pairs of a query and an item of its label that are scored at a time.
-PAIRS_AT_ONCE = 2**20
 
 
 class _QueryScores(NamedTuple):
@@ -43,7 +43,29 @@ class _QueryScores(NamedTuple):
     unlisted_ties: Int[Tensor, "mated"]
     """number of items that tie with the last of these and are not among them"""
     non_mated: Float[Tensor, "non_mated"]
-    """the best score of each non-mated query, ascending"""
+    """the best score of each non-mated query, ascending; -inf where it has no candidate"""
+
+    @classmethod
+    def of(cls, sets: ItemSets, is_mated: Bool[Tensor, "queries"], k: int) -> _QueryScores:
+        """Return the scores of the queries of all processes. *Collective*."""
+        rules = sets.rules()
+        with computing() as threads:
+            vectors = sets.vectors(threads)
+            found = search(vectors, rules, k, sets.memory)
+            best = best_matches(vectors, sets.relevance_of_labels(rules), sets.memory).best
+
+        def of_all(values: NDArray[Any]) -> Tensor:
+            return sets.queries.of_all(sets.processes, torch.from_numpy(values))
+
+        scores = of_all(found.scores.T).T
+        best_of_non_mated = scores[~is_mated, 0]
+        return cls(
+            best_match=of_all(vectors.to_user(best.scores))[is_mated],
+            equal_matches=of_all(best.tied)[is_mated],
+            nearest=scores[is_mated],
+            unlisted_ties=of_all(found.unlisted_ties)[is_mated],
+            non_mated=torch.where(best_of_non_mated.isnan(), -math.inf, best_of_non_mated).sort().values,
+        )
 
     def recall(self, k: int) -> Float[Tensor, "mated"]:
         """Return the probability that an item of the label is among the first k, over the orders of equal scores."""
@@ -136,7 +158,7 @@ class IdentificationReport(Values):
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval, and the notes."""
         queries = f"{self.mated:,} mated and {self.non_mated:,} non-mated queries"
-        head = f"{queries}, {self.gallery:,} gallery items of {self.identities:,} identities"
+        head = f"{queries}, {counted(self.gallery, 'gallery item')} of {counted(self.identities, 'identity')}"
         return "\n".join([head, *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
@@ -154,16 +176,21 @@ class IdentificationReport(Values):
 @default_mode()
 def evaluate_identification(
     queries: Any,
-    query_labels: Any,
-    gallery: Any,
-    gallery_labels: Any,
+    query_labels: Any | None = None,
+    gallery: Any | None = None,
+    gallery_labels: Any | None = None,
     *,
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
+    query_groups: Any | None = None,
+    gallery_groups: Any | None = None,
     metrics: Sequence[str] = DEFAULT_IDENTIFICATION_METRICS,
     similarity: Similarity = "cosine",
     confidence: float = 0.95,
     memory_mb: float | None = None,
+    share: Share = EVERYTHING,
 ) -> IdentificationReport:
-    """Evaluate open-set identification: who is a query, if it is anyone of the gallery?
+    """Evaluate open-set identification: who is a query, if it is anyone of the gallery? *Collective*.
 
     A query is mated if the gallery has an item of its label. FPIR(t) is the share of non-mated queries whose best candidate
     scores t or more. TPIR(t, r) is the share of mated queries that have an item of their label among the first r candidates,
@@ -175,20 +202,30 @@ def evaluate_identification(
     - `recall@20`: TPIR within the first 20 without a threshold.
 
     Args:
-        queries: (queries, dim) finite floating-point rows.
+        queries: (queries, dim) finite floating-point rows. `Shards` bring their labels, ids and groups.
         query_labels: (queries,) identity of each query, integers or strings.
-        gallery: (gallery, dim) enrolled items, one or several of each identity.
+        gallery: (gallery, dim) enrolled items, one or several of each identity; by default the queries, each of which is
+            compared with all others.
         gallery_labels: (gallery,) their identities.
+        query_ids: (queries,) identity of each row, such as its file, where some come several times: the first of each is
+            counted.
+        gallery_ids: (gallery,) the same of the gallery. An item is no candidate for a query of its id.
+        query_groups: (queries,) group of each query, such as its session: items of its own group are no candidates.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         metrics: What is reported, by key.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
         confidence: Confidence level of the intervals, in (0, 1).
         memory_mb: Bound on the memory of the search, in MB; None is 512.
+        share: Which of the queries and of the gallery this process holds, where several make the call together. All of
+            them return the report of one.
 
     Returns:
         A frozen report, with values in [0, 1]. Of equal scores it holds the mean over all orders.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, no query is mated, or there is no such metric.
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, one of `gallery` and `gallery_labels` is
+            missing, no query is mated, there is no such metric, or processes that make the call together make it in
+            different ways; the same in every process.
 
     Examples:
         >>> import torch
@@ -197,39 +234,31 @@ def evaluate_identification(
         >>> report["recall@1"], report["tpir@fpir0.1"], report.non_mated
         (1.0, 0.0, 1)
     """
-    requested = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
-    rows, items = compared_sets(_CALL, queries, gallery, similarity)
-    assert items is not None
-    labels = {
-        "query_labels": read_labels(query_labels, len(rows), "query_labels", "queries", _CALL),
-        "gallery_labels": read_labels(gallery_labels, len(items), "gallery_labels", "gallery items", _CALL),
-    }
-    (query_codes, gallery_codes), _ = encode(_CALL, labels)
-    is_mated = torch.isin(query_codes, gallery_codes)
-    if not bool(is_mated.any()):
-        raise ValueError(
-            f"{_CALL}: none of the {len(rows)} queries has an item of its label in the gallery, so nobody can be "
-            "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
-        )
-    k = min(max(request.parameters.get("k", 1) for request in requested), len(items))
-    neighbours = nearest(rows, gallery=items, k=k, similarity=similarity, memory_mb=memory_mb)
-    best_match, equal_matches = _best_matches(rows[is_mated], query_codes[is_mated], items, gallery_codes, similarity)
-    scores = _QueryScores(
-        best_match=best_match,
-        equal_matches=equal_matches,
-        nearest=neighbours.scores[is_mated],
-        unlisted_ties=neighbours.left_out[is_mated],
-        non_mated=neighbours.scores[~is_mated, 0].sort().values,
-    )
-    return _report(requested, scores, is_mated, query_codes, gallery_codes, confidence)
+    with share.processes.together():
+        requested = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
+        memory = memory_bytes(_CALL, memory_mb)
+        arguments = {"metrics": metrics, "similarity": similarity, "confidence": confidence, "memory_mb": memory_mb}
+        share.refuse_other_settings(_CALL, arguments)
+        columns = {"query_labels": query_labels, "gallery_labels": gallery_labels}
+        columns |= {"query_ids": query_ids, "gallery_ids": gallery_ids}
+        columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
+        sets = read_items(_CALL, queries, gallery, columns, share=share, similarity=similarity, memory=memory)
+        is_mated = torch.from_numpy(sets.count_candidates_with("labels") > 0)
+        if not bool(is_mated.any()):
+            raise ValueError(
+                f"{_CALL}: {none_has(len(is_mated), 'query')} an item of its label in the gallery, so nobody can be "
+                "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
+            )
+        k = min(max(request.parameters.get("k", 1) for request in requested), sets.gallery.length)
+        scores = _QueryScores.of(sets, is_mated, k)
+        return _report(requested, scores, is_mated, sets, confidence)
 
 
 def _report(
     requested: Sequence[RequestedMetric],
     scores: _QueryScores,
     is_mated: Bool[Tensor, "queries"],
-    query_labels: Int[Tensor, "queries"],
-    gallery_labels: Int[Tensor, "gallery"],
+    sets: ItemSets,
     confidence: float,
 ) -> IdentificationReport:
     """Return the report of some metrics.
@@ -237,12 +266,12 @@ def _report(
     Args:
         requested: The metrics.
         scores: Scores of the queries with the gallery.
-        is_mated: Whether the gallery has an item of each query's label.
-        query_labels: The label of each query.
-        gallery_labels: The label of each gallery item.
+        is_mated: Whether a candidate has each query's label.
+        sets: Queries and gallery.
         confidence: Confidence level of the intervals.
     """
-    items = len(gallery_labels)
+    query_labels = sets.queries.labels
+    items = sets.gallery.length
     values: dict[str, float] = {}
     thresholds: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
@@ -263,8 +292,8 @@ def _report(
         mated=len(scores.best_match),
         non_mated=len(scores.non_mated),
         gallery=items,
-        identities=len(gallery_labels.unique()),
-        notes=_notes(requested, len(scores.non_mated)),
+        identities=len(sets.gallery.labels.unique()),
+        notes=(*sets.notes_on_ids, *_notes(requested, len(scores.non_mated))),
         per_query=per_query,
     )
 
@@ -275,38 +304,3 @@ def _notes(requested: Sequence[RequestedMetric], non_mated: int) -> tuple[str, .
     if rates and not non_mated:
         return _NO_NON_MATED
     return note_of_rates("positive", rates, non_mated, "non-mated queries")
-
-
-def _best_matches(
-    queries: Float[Tensor, "mated dim"],
-    query_labels: Int[Tensor, "mated"],
-    gallery: Float[Tensor, "gallery dim"],
-    gallery_labels: Int[Tensor, "gallery"],
-    similarity: Similarity,
-) -> tuple[Float[Tensor, "mated"], Int[Tensor, "mated"]]:
-    """Return the best score of each query with an item of its label, and how many such items have it.
-
-    Args:
-        queries: Queries with an item of their label in the gallery.
-        query_labels: The label of each query.
-        gallery: Gallery items.
-        gallery_labels: The label of each item.
-        similarity: How they are compared.
-    """
-    order = gallery_labels.argsort(stable=True)
-    sorted_labels = gallery_labels[order]
-    start = torch.searchsorted(sorted_labels, query_labels)
-    count = torch.searchsorted(sorted_labels, query_labels, right=True) - start
-    with computing() as threads:
-        # Created here: a tensor that was created under `torch.inference_mode` cannot be written to.
-        best = torch.empty(len(query_labels), dtype=torch.float64)
-        equal = torch.empty(len(query_labels), dtype=torch.int64)
-        vectors = Vectors(queries, gallery, similarity, threads=threads)
-        for batch in torch.arange(len(query_labels)).split(max(1, PAIRS_AT_ONCE // int(count.max()))):
-            # pairs of a query and an item, query by query
-            row = torch.arange(len(batch)).repeat_interleave(count[batch])
-            position = torch.arange(len(row)) - (count[batch].cumsum(0) - count[batch])[row]
-            scores = scores_of_pairs(vectors, batch[row], order[start[batch][row] + position])
-            best[batch] = torch.full_like(best[batch], -math.inf).scatter_reduce(0, row, scores, "amax")
-            equal[batch] = torch.zeros_like(batch).index_add(0, row, (scores == best[batch][row]).long())
-    return best, equal

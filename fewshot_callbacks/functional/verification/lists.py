@@ -19,6 +19,7 @@ from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.files.text import Line, read_lines
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.system.terminal import printable
+from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "read_trials"
 _FORMS = (
@@ -58,8 +59,8 @@ class TrialList:
         wrong = [f"{name} has {len(of)}" for name, of in columns.items() if of is not None and len(of) != len(self)]
         if wrong:
             raise ValueError(
-                f"TrialList: same has {len(self)} trials, but {' and '.join(wrong)}. Pass one entry for each trial; items "
-                "are two tuples, the names of all first sides and of all second sides."
+                f"TrialList: same has {counted(len(self), 'trial')}, but {' and '.join(wrong)}. Pass one entry for each "
+                "trial; items are two tuples, the names of all first sides and of all second sides."
             )
         if self.items is not None:
             first, second = (tuple(composed_form(str(name)) for name in side) for side in self.items)
@@ -84,8 +85,8 @@ class TrialList:
             name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells
         }
         rows = list(zip(*cells_of_column.values(), strict=True))
-        folds = "" if self.folds is None else f", {len(set(self.folds)):,} folds"
-        head = f"{len(self):,} trials, {sum(self.same):,} target, {len(self) - sum(self.same):,} non-target{folds}"
+        folds = "" if self.folds is None else f", {counted(len(set(self.folds)), 'fold')}"
+        head = f"{counted(len(self), 'trial')}, {sum(self.same):,} target, {len(self) - sum(self.same):,} non-target{folds}"
         return "\n".join([head, *table([*cells_of_column], rows, len(self))])
 
     def __repr__(self) -> str:
@@ -108,9 +109,10 @@ class TrialList:
             missing += [item for item, index in ((name, row), (other_name, other_row)) if index < 0]
         if missing:
             raise ValueError(
-                f"TrialList.rows: {len(set(missing))} items of the list have no embedding, or several, the first is "
-                f"{missing[0]!r}; the ids begin with {[str(name) for name in ids[:2]]}. Write ids as "
-                "the list does, or embed these items, too."
+                f"TrialList.rows: {counted(len(set(missing)), 'item')} of the list "
+                f"{verb(len(set(missing)), 'has', 'have')} no embedding, or several, the first is {missing[0]!r}; the "
+                f"ids begin with {[str(name) for name in ids[:2]]}. Write ids as the list does, or embed these items, "
+                "too."
             )
         return first, second
 
@@ -248,7 +250,11 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
     for line in rows:
         row = line.cells(separator)
         if len(row) < len(names) or any(row[len(names) :]):
-            _refuse(path, line, f"it has {len(row)} cells for the {len(names)} columns {', '.join(names)}")
+            _refuse(
+                path,
+                line,
+                f"it has {counted(len(row), 'cell')} for the {counted(len(names), 'column')} {', '.join(names)}",
+            )
         cells = dict(zip(names, row, strict=False))
         scores.append(_score(path, line, cells["score"]))
         same.append(_is_same(path, line, cells["same"]))

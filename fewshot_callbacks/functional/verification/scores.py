@@ -14,6 +14,7 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import chosen_indices, compared_vectors
 from fewshot_callbacks.settings import Similarity
+from fewshot_callbacks.system.words import counted
 
 _CALL = "trial_scores"
 
@@ -46,7 +47,8 @@ def trial_scores(
     second_items = chosen_indices(_CALL, "second", second, len(rows))
     if len(first_items) != len(second_items):
         raise ValueError(
-            f"{_CALL}: first has {len(first_items)} items, second {len(second_items)}. Pass one of each for every trial."
+            f"{_CALL}: first has {counted(len(first_items), 'item')}, second {len(second_items)}. Pass one of each for "
+            "every trial."
         )
     with computing() as threads:
         return scores_of_pairs(Vectors(rows, None, similarity, threads=threads), first_items, second_items)

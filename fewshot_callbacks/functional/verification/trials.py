@@ -24,6 +24,7 @@ from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_qu
 from fewshot_callbacks.functional.verification.by_identity import Identities
 from fewshot_callbacks.functional.verification.curve import Curve, best_threshold
 from fewshot_callbacks.settings import Metric, RequestedMetric
+from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "evaluate_trials"
 # False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %
@@ -193,7 +194,7 @@ class TrialReport(Values):
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the notes."""
-        head = f"{self.trials:,} trials, {self.same:,} target, {self.different:,} non-target"
+        head = f"{counted(self.trials, 'trial')}, {self.same:,} target, {self.different:,} non-target"
         return "\n".join([head, *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
@@ -380,12 +381,15 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
             )
     values, kinds = (value.cpu() for value in arrays)
     if len(values) != len(kinds):
-        raise ValueError(f"{_CALL}: {len(values)} scores, but {len(kinds)} same. Pass one of each for every trial.")
+        raise ValueError(
+            f"{_CALL}: {counted(len(values), 'score')}, but {len(kinds)} same. Pass one of each for every trial."
+        )
     bad = (~(values.double().abs() <= LARGEST)).nonzero()
     if len(bad):
         raise ValueError(
-            f"{_CALL}: {len(bad)} of {len(values)} scores are NaN, infinite or beyond {LARGEST:g}, the first at index "
-            f"{int(bad[0])}. Find what made them, or drop these trials from all arguments."
+            f"{_CALL}: {len(bad)} of {counted(len(values), 'score')} {verb(len(bad), 'is', 'are')} NaN, infinite or "
+            f"beyond {LARGEST:g}, the first at index {int(bad[0])}. Find what made them, or drop these trials from all "
+            "arguments."
         )
     other_kinds = ((kinds != 0) & (kinds != 1)).nonzero()
     if len(other_kinds):
@@ -397,9 +401,11 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     is_target = kinds.bool().numpy()
     if is_target.all() or not is_target.any():
         kind, missing = ("target", "non-target") if is_target.all() else ("non-target", "target")
+        number = len(is_target)
+        fact = f"all {number} trials are {kind} trials" if number > 1 else f"the only trial is a {kind} trial"
         raise ValueError(
-            f"{_CALL}: all {len(is_target)} trials are {kind} trials, and every rate needs trials of both kinds. Add "
-            f"{missing} trials, or look at what `same` was made from."
+            f"{_CALL}: {fact}, and every rate needs trials of both kinds. Add {missing} trials, or look at what `same` "
+            "was made from."
         )
     return values.double().numpy(), is_target
 

@@ -34,7 +34,7 @@ def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
 
 
 def test_steps_and_measures_go_together() -> None:
-    with refused(ValueError, "2 steps", "1 measures"):
+    with refused(ValueError, "2 steps", "1 measure"):
         DynamicsHistory((1, 2), (MOVED,))
     state = DynamicsHistory((1, 2), (MOVED, STILL)).to_dict() | {"alpha": [1.0]}
     with refused(ValueError, "history", "TrainingDynamicsMonitor", "training_dynamics.json"):

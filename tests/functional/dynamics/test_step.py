@@ -94,7 +94,7 @@ def test_distances_below_what_is_added_to_them_are_none() -> None:
     noise, after = torch.randn(2, 9, 4, dtype=torch.float64)
     step = training_dynamics(0.5 + 1e-6 * noise, after, LABELS, shots=1)
     assert all(math.isnan(getattr(step, name)) for name in ("con_div", "con_alpha", "div_alpha"))
-    assert any("all embeddings of 1 of 1 episodes were one point" in reason for reason in step.undefined)
+    assert any("all embeddings of 1 of 1 episode were one point" in reason for reason in step.undefined)
     assert math.isfinite(training_dynamics(1e3 * (0.5 + 1e-6 * noise) / 1e-6, after, LABELS, shots=1).con_div)
 
 

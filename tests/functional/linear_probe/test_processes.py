@@ -148,7 +148,7 @@ def test_numbers_of_targets_that_differ_are_refused():
 def test_processes_that_all_hold_nothing_are_told():
     nothing = torch.empty(0, 3), torch.empty(0, dtype=torch.long)
     for outcome in in_threads(2, lambda processes: linear_probe(*nothing, *nothing, share=Share(processes))):
-        with refused(ValueError, "linear_probe", "queries", "empty", "process"):
+        with refused(ValueError, "linear_probe", "queries", "(0, 3)", "process"):
             raise outcome
 
 

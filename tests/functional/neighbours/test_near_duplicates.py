@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks import near_duplicates
+from fewshot_callbacks import Share, near_duplicates
 from fewshot_callbacks.engine.options import engine_options
 from tests.cases import clustered_items, examples, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines
@@ -58,3 +58,45 @@ def test_more_pairs_than_are_held_at_once(kind, most):
 def test_the_same_tensor_as_both_sets_is_two_sets():
     a = torch.eye(3)
     assert near_duplicates(a, a).first.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_items_of_one_id_or_group_are_no_pair(two):
+    rows = torch.randint(-2, 3, (60, 4)).double()
+    sets = {"query": rows, "gallery": torch.randint(-2, 3, (50, 4)).double()} if two else {"query": rows}
+    columns = {
+        f"{prefix}_{kind}": torch.randint(0, number, (len(of_set),))
+        for prefix, of_set in sets.items()
+        for kind, number in (("ids", 40), ("groups", 5))
+    }
+    found = near_duplicates(*sets.values(), min_score=4.0, similarity="dot", **columns)
+    first = {
+        prefix: [i for i, name in enumerate(ids) if name not in ids[:i]]
+        for prefix in sets
+        for ids in [columns[f"{prefix}_ids"].tolist()]
+    }
+    other = "gallery" if two else "query"
+    expected = [
+        (i, j)
+        for i in first["query"]
+        for j in first[other]
+        if (two or i < j)
+        and columns["query_ids"][i] != columns[f"{other}_ids"][j]
+        and columns["query_groups"][i] != columns[f"{other}_groups"][j]
+        and float(rows[i] @ sets[other][j]) >= 4.0
+    ]
+    assert sorted(zip(found.first.tolist(), found.second.tolist(), strict=True)) == expected
+    assert found.total == len(expected) > 50
+
+
+def test_a_pair_of_excluded_items_has_no_score_below_all_thresholds():
+    found = near_duplicates(torch.eye(3), query_groups=[0, 0, 1], min_score=-1e300, similarity="dot")
+    assert (found.first.tolist(), found.second.tolist(), found.total) == ([0, 1], [2, 2], 2)
+
+
+def test_shuffled_places_in_one_process_name_the_pairs():
+    """Collapsed rows, of which more pairs tie at the highest score than are listed."""
+    places = torch.randperm(300)
+    found = near_duplicates(torch.full((300, 3), 0.3), most=500, share=Share(query_places=places))
+    pairs = [(i, j) for i in range(300) for j in range(i + 1, 300)][:500]
+    assert list(zip(found.first.tolist(), found.second.tolist(), strict=True)) == pairs

@@ -97,3 +97,17 @@ def test_of_items_that_tie_as_the_last_neighbour_the_lowest_indices_vote():
     found = suspects(torch.ones(6, 2), [0, 0, 0, 1, 1, 1], k=2, min_probability=0.0)
     neighbours = {int(item): row.tolist() for item, row in zip(found.index, found.neighbours, strict=True)}
     assert neighbours == {3: [0, 1], 4: [0, 1], 5: [0, 1]}  # the others have neighbours of their own label alone
+
+
+def test_groups_are_no_neighbours_and_repeated_items_are_those_of_the_caller():
+    vectors, labels = clustered_items(80, 4, 6, noise=0.9)
+    twice = torch.cat([torch.arange(40), torch.arange(80)])  # the items 0 to 39 come twice
+    groups = torch.arange(80) // 3
+    found = suspects(vectors[twice], labels[twice], ids=twice, groups=groups[twice], k=5, min_probability=0)
+    assert bool((groups[twice[found.neighbours]] != groups[twice[found.index]][:, None]).all())
+    once = suspects(vectors, labels, groups=groups, k=5, min_probability=0)
+    assert torch.equal(twice[found.index], once.index)
+    assert torch.equal(found.log_odds, once.log_odds)
+    assert torch.equal(twice[found.neighbours], once.neighbours)
+    first = torch.cat([torch.arange(40), torch.arange(80, 120)])  # where each item comes first
+    assert bool(torch.isin(torch.cat([found.index, found.neighbours.flatten()]), first).all())

@@ -121,8 +121,8 @@ def embedded(classes, noise, seed=0):
     return centres[labels] + noise * torch.randn(len(labels), 16, generator=generator), labels
 
 
-def report(*case, metrics=("mAP", "recall@1", "recall@5", "grouped_recall@1", "grouped_recall@5")):
-    return evaluate_retrieval(*embedded(*case), metrics=metrics)
+def report(*case, metrics=("mAP", "recall@1", "recall@5", "grouped_recall@1", "grouped_recall@5"), **settings):
+    return evaluate_retrieval(*embedded(*case), metrics=metrics, **settings)
 
 
 def test_differences_and_their_intervals_by_hand():
@@ -150,8 +150,12 @@ def test_classes_that_are_easier_and_chance_are_called_so():
 
 
 def test_without_groups_or_a_common_k_there_is_nothing_to_compare():
-    with refused(ValueError, "validation", "Grouped Recall", 20, 15, "label_groups"):
+    with refused(ValueError, "validation", "Grouped Recall", 20, 15, "label_groups='auto'") as caught:
         generalization_gap(report(60, 1.0), report(15, 1.0))
+    assert "notes" not in str(caught.value)
+    with refused(ValueError, "validation", "label_groups=9 labels", 18, 15, "label_groups <= 7") as caught:
+        generalization_gap(report(60, 1.0), report(15, 1.0, label_groups=9))
+    assert missing_facts(str(caught.value), ("'auto'", "notes")) == ["'auto'", "notes"]
     one, five = (report(60, 1.0, metrics=(f"recall@{k}", f"grouped_recall@{k}")) for k in (1, 5))
     with refused(ValueError, "Grouped Recall", "[1]", "[5]", "metrics=('grouped_recall@1', 'recall@1')"):
         generalization_gap(one, five)

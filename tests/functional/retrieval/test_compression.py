@@ -293,9 +293,9 @@ REFUSED = [
     ({"dims": 0}, ("dims", 0, "dims=(64, 256)")),
     ({"dims": (4, -1)}, ("dims", -1, "dims=(64, 256)")),
     ({"dims": True}, ("dims", True, "dims=(64, 256)")),
-    ({"dims": (4, 5, 4)}, ("dims", 4, 2)),
+    ({"dims": (4, 5, 4)}, ("dims=(4, 5, 4)", 4, "once")),
     ({"dims": (4, 11, 64)}, ("dims", "11, 64", "10 dimensions")),
-    ({"codes": ("int8", "int8")}, ("codes", "'int8'", 2)),
+    ({"codes": ("int8", "int8")}, ("codes", "'int8'", "once")),
     ({"codes": "ubinary"}, ("codes", "'ubinary'", "'binary'")),
     ({"codes": "INT8"}, ("codes", "'INT8'", "'int8'")),
     ({"codes": ("int4x",)}, ("codes", "'int4x'", "'int8'")),
@@ -338,8 +338,11 @@ def test_numbers_of_numpy_and_lists_are_taken():
 def test_what_is_no_embedding_is_refused():
     rows = points()
     rows[3, 2] = math.nan
-    with refused(ValueError, 1, "60 rows", "queries", "NaN", "Inf", "index 3"):
+    with refused(ValueError, "compression_costs", 1, "60 rows", "queries", "holds NaN", "Inf", "index 3") as caught:
         compression_costs(rows, LABELS)
+    assert "evaluate_retrieval" not in str(caught.value)
+    with refused(ValueError, "compression_costs", 60, 59, "query_labels"):
+        compression_costs(points(), LABELS[1:])
     with refused(ValueError, "dims", 11, "10 dimensions"):
         compression_costs(points().tolist(), LABELS, dims=11)
     with refused(ValueError, "integers", "byte", "'int8'", "codes"):

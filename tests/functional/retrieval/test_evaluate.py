@@ -14,7 +14,8 @@ from sklearn.metrics import average_precision_score, roc_curve
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval, plan_evaluation
-from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, collect_inputs
+from fewshot_callbacks.functional.items import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval.inputs import collect_inputs
 from tests.cases import clustered_items, examples
 from tests.functional.retrieval.cases import check_all_metrics, retrieval_cases
 from tests.messages import missing_facts, refused
@@ -194,8 +195,8 @@ def test_places_put_the_items_of_one_process_in_order(similarity, two, max_queri
 @pytest.mark.parametrize("places", [None, PLACES])
 def test_one_set_in_order_is_not_copied(places):
     inputs = collect_inputs("test", Share(query_places=places), VECTORS, LABELS, None, None)
-    assert inputs.queries is inputs.gallery
-    assert inputs.queries.data_ptr() == VECTORS.data_ptr()
+    assert inputs.queries.rows is inputs.gallery.rows
+    assert inputs.queries.rows.data_ptr() == VECTORS.data_ptr()
 
 
 def test_the_same_items_twice_are_one_set():
@@ -206,10 +207,10 @@ def test_the_same_items_twice_are_one_set():
     one = one_set()
     assert one.same_set
     assert one.queries is one.gallery
-    assert one.codes["query_ids"] is one.codes["gallery_ids"] is None
+    assert one.queries.columns.keys() == {"labels"}
     kept = one_set(ids=PLACES // 2, query_ids=PLACES // 2)
     assert kept.same_set
-    assert len(kept.query_labels) == len(PLACES) // 2  # the first of each id
+    assert len(kept.queries.labels) == len(PLACES) // 2  # the first of each id
     others = {"gallery": VECTORS.flip(0)}, {"labels": LABELS[::-1]}, {"ids": PLACES.flip(0)}
     for other in (*others, {"ids": None, "query_ids": None}):  # without ids a copy is a match
         assert not one_set(**other).same_set

@@ -195,7 +195,7 @@ class TestValue:
         ({"k": (1, 4)}, ("grouped_recall", "ranks", "(1, 4)", "label_groups=4")),
         ({"label_groups": None}, ("grouped_recall", "label_groups=None", 10)),
         ({"label_groups": []}, ("grouped_recall", "label_groups", "label_groups=[[0, 1, 2], [3, 4, 5]]")),
-        ({"label_groups": [[0, 1], [2]]}, ("grouped_recall", "group 1", "label_groups", "1 labels", 2)),
+        ({"label_groups": [[0, 1], [2]]}, ("grouped_recall", "group 1", "label_groups", "1 label", 2)),
         ({"label_groups": [[0, 1], [1, 2]]}, ("grouped_recall", "label 1", "once", "label_groups")),
         ({"label_groups": [[0, 1], [2, 77]]}, ("grouped_recall", 1, "4 labels", "label_groups", 77)),
         ({"label_groups": [[0.5, 1.5], [2, 3]]}, ("grouped_recall", "integer", "label_groups", "torch.float32")),
@@ -209,6 +209,12 @@ def test_wrong_groups_ranks_and_labels_are_refused(change, facts, as_users_run_i
     embeddings, labels = clusters(8, 5)
     with refused(ValueError, *facts):
         grouped_recall(**({"queries": embeddings, "query_labels": labels, "label_groups": 4} | change))
+
+
+def test_no_message_names_a_private_class(as_users_run_it):
+    with refused(ValueError, "grouped_recall needs", "label_groups", "torch.float32") as caught:
+        grouped_recall(*clusters(8, 5), label_groups=[[0.5, 1.5], [2, 3]])
+    assert "Settings" not in str(caught.value)
 
 
 def test_a_group_without_any_gallery_item_is_refused_and_noted():

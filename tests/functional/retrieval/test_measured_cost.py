@@ -164,5 +164,6 @@ def test_wrong_arguments_are_refused(as_users_run_it, arguments, facts):
 
 
 def test_rows_that_are_too_long_are_refused():
-    with refused(ValueError, "measure_evaluation", "dim=9000000000000"):
+    with refused(ValueError, "measure_evaluation", "dim=9000000000000", "dimension") as caught:
         measure_evaluation(plan_evaluation(9, 9, 9 * 10**12))
+    assert "--" not in str(caught.value)

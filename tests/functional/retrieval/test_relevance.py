@@ -130,8 +130,8 @@ WRONG = [
     (lambda: judged(JUDGED, items=["y"]), (JUDGEMENTS, "item", "'x'", 1, "unknown='ignore'")),
     (lambda: judged(JUDGED, ["a", "a"]), (JUDGEMENTS, "query_ids", "'a'", 0, 1)),
     (lambda: judged(JUDGED, unknown="?"), (JUDGEMENTS, "unknown='?'", "'error'", "'ignore'")),
-    (lambda: judged((["a"], ["x"], [np.inf])), (JUDGEMENTS, "1 grades", "inf", "finite")),
-    (lambda: judged((["a"], ["x"], [np.nan])), (JUDGEMENTS, "1 grades", "nan", "finite")),
+    (lambda: judged((["a"], ["x"], [np.inf])), (JUDGEMENTS, "1 grade", "inf", "finite")),
+    (lambda: judged((["a"], ["x"], [np.nan])), (JUDGEMENTS, "1 grade", "nan", "finite")),
     (lambda: judged(JUDGED, at_least=np.nan), (JUDGEMENTS, "at_least=nan", "positive", 1)),
     (lambda: judged(JUDGED, at_least=0), (JUDGEMENTS, "at_least=0", "positive", "grade of 0")),
     (lambda: judged(JUDGED, at_least="a"), (JUDGEMENTS, "at_least", "'a'", "number")),
@@ -139,27 +139,28 @@ WRONG = [
     (lambda: judged(([2**63, 2**63 - 1], ["x", "x"]), [2**63]), (JUDGEMENTS, "query", 2**63 - 1)),
     (lambda: judged((["a", "a\0"], ["x", "x"])), (JUDGEMENTS, "query", r"'a\x00'")),
     (lambda: Relevance.from_lists([[1], [0]], grades=[["much"], [1]]), (LISTS, "grade", "'much'", "number")),
-    (lambda: Relevance.from_lists([[1], [0]], grades=[[0], [1]]), (LISTS, "1 grades", 0, "positive")),
+    (lambda: Relevance.from_lists([[1], [0]], grades=[[0], [1]]), (LISTS, "1 grade", 0, "positive")),
     (lambda: Relevance.from_lists([[]], gallery=-1), (LISTS, "gallery", -1, "gallery=len(...)")),
     (lambda: Relevance.from_lists([[]], gallery=2.5), (LISTS, "gallery", 2.5, "gallery=len(...)")),
-    (lambda: Relevance.from_lists([[0]], gallery=np.eye(3)), (LISTS, "gallery", "ndarray", "gallery=len(...)")),
+    (lambda: Relevance.from_lists([[0]], gallery=np.eye(3)), (LISTS, "gallery", "an ndarray", "gallery=len(...)")),
     (lambda: judged({"a": {"x": "much"}}), (JUDGEMENTS, "grade", "'much'", "number")),
-    (lambda: judged((["a", "a"], ["x", "x"], [1, 2])), (JUDGEMENTS, "1 pairs", "query 'a'", "item 'x'", "grades")),
+    (lambda: judged((["a", "a"], ["x", "x"], [1, 2])), (JUDGEMENTS, "1 pair is", "query 'a'", "item 'x'", "grades")),
     (lambda: judged((["a"], ["x", "x"])), (JUDGEMENTS, "lengths", "1, 2")),
     (
         lambda: Relevance.from_lists([[0]], [[0]], gallery=2),
-        (LISTS, "1 pairs", "relevant", "ignored", "query 0", "item 0"),
+        (LISTS, "1 pair is", "relevant", "ignored", "query 0", "item 0"),
     ),
     (lambda: Relevance.from_lists([[2]], gallery=2), (LISTS, "relevant[0]", 2, "2 gallery items", 0)),
     (lambda: Relevance.from_lists([[0.5]], gallery=2), (LISTS, "relevant[0]", "float64", "indices")),
     (lambda: Relevance.from_lists([[1, 1]], gallery=2), (LISTS, "relevant[0]", "twice")),
-    (lambda: Relevance.from_lists([[1]], [], gallery=2), (LISTS, "1 lists", "relevant", 0, "ignored")),
+    (lambda: Relevance.from_lists([[1]], [], gallery=2), (LISTS, "1 list", "relevant", 0, "ignored")),
     (lambda: Relevance.from_lists([[1]], gallery=2, grades=[[]]), (LISTS, "grades", "relevant", "item")),
-    (lambda: Relevance.from_lists([[1]], gallery=2, clusters=[0, 1]), (LISTS, "clusters", "(2,)", "1 queries")),
+    (lambda: Relevance.from_lists([[1]], gallery=2, clusters=[0, 1]), (LISTS, "clusters", "(2,)", "1 query")),
     (lambda: SETS(torch.tensor([[0, 2]])), (LABEL_SETS, 1, "2 entries", "targets", 0)),
     (lambda: SETS([[0, 0]]), (LABEL_SETS, "targets[0]", "label", "twice")),
     (lambda: SETS(["sky", "sea"]), (LABEL_SETS, "targets[0]", "'sky'", "['sky']", "[]")),
-    (lambda: SETS([None, ["sky"]]), (LABEL_SETS, "targets[0]", None, "[]")),
+    (lambda: SETS([None, ["sky"]]), (LABEL_SETS, "targets[0]", None, "['sky']", "[]")),
+    (lambda: SETS([0.5, ["sky"]]), (LABEL_SETS, "targets[0]", 0.5, "['sky']", "[]")),
     (lambda: SETS([3, 4]), (LABEL_SETS, "targets[0]", 3, "[3]", "[]")),
     (lambda: SETS([["sky"], ["sea", None]]), (LABEL_SETS, "targets[1]", None, "str(label)")),
     (lambda: SETS([["sky"], [("sky", "sea")]]), (LABEL_SETS, "targets[1]", "('sky', 'sea')", "str(label)")),
@@ -427,3 +428,10 @@ def test_sentence_transformers():
     compare({ours: float(found[name][K]) for name, ours in names.items()}, data, grades)
     binary = {query: dict.fromkeys(items, 1) for query, items in relevant.items()}
     compare({"ndcg@10_linear": float(found["ndcg@k"][K])}, data, binary)
+
+
+@pytest.mark.parametrize("missing", [None, 0.5, b"sky"])
+def test_what_is_suggested_for_labels_that_are_missing_is_not_refused(missing):
+    with refused(ValueError, LABEL_SETS, missing) as caught:
+        SETS([missing, ["sky"]])
+    assert f"[{missing!r}]" not in str(caught.value)

@@ -122,7 +122,10 @@ WRONG = [
     ({"metrics": "recall@9223372036854775808"}, ("metrics", "'recall@9223372036854775808'", "2**63 - 1")),
     ({"metrics": "recall@precision95"}, ("metrics", "'recall@precision95'", "(0, 1]", 0.95)),
     ({"metrics": "fnmr@fmr0"}, ("metrics", "'fnmr@fmr0'", "(0, 1]", 0.95)),
-    ({"metrics": ("grouped_recall@1", "grouped_recall@1_miss")}, ("metrics", "Grouped Recall", "match")),
+    (
+        {"metrics": ("grouped_recall@1", "grouped_recall@1_miss")},
+        ("metrics", "Grouped Recall", "match", "'grouped_recall@1'", "'grouped_recall@1_miss'"),
+    ),
     ({"metrics": "grouped_recall@10"}, ("ranks", "Grouped Recall", "(10,)", "label_groups=10")),
     *(({"label_groups": size}, (f"label_groups={size!r}", "2 labels", "'auto'", None)) for size in ("10", 1, True)),
     ({"label_groups": [[0, 1, 2]]}, ("label_groups", "group", "interval")),

@@ -96,3 +96,37 @@ def test_it_may_be_asked_for_where_no_gradient_is_recorded():
     expected = evaluate_identification(*sets)
     with torch.inference_mode():
         assert evaluate_identification(*sets) == expected
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_only_the_first_item_of_each_id_counts_and_no_item_of_the_own_group(seed, groups_exclude):
+    """Each query is evaluated on its own candidates by the loops; rates of false positives need them all at once."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(-1, 2, (9, 3), generator=generator).double()
+    labels = torch.randint(3, (9,), generator=generator)
+    labels[:2] = 0
+    ids = torch.tensor([0, 1, 2, 3, 4, 5, 5, 1, 2])  # the last three are copies by their ids
+    groups = torch.arange(9) % 4 if groups_exclude else torch.arange(9)
+    found = evaluate_identification(
+        rows, labels, query_ids=ids, query_groups=groups, metrics=("recall@1", "recall@2"), similarity="dot"
+    )
+    assert found.mated + found.non_mated == len(found.per_query["recall@1"]) == 6
+    for query in range(6):
+        others = [i for i in range(6) if i != query and groups[i] != groups[query]]
+        enrolled = labels[others].tolist()
+        if int(labels[query]) not in enrolled:
+            assert math.isnan(found.per_query["recall@1"][query])
+            continue
+        expected = reference(rows[query : query + 1], labels[query : query + 1].tolist(), rows[others], enrolled)
+        for rank in (1, 2):
+            value = float(found.per_query[f"recall@{rank}"][query])
+            assert value == pytest.approx(float(expected[f"recall@{rank}"]), rel=1e-12)
+
+
+def test_a_query_without_a_candidate_is_never_accepted():
+    groups = {"query_groups": [7, 8, 9], "gallery_groups": [9, 9]}
+    sets = torch.eye(3), ["a", "b", "x"], torch.eye(3)[:2], ["a", "b"]
+    found = evaluate_identification(*sets, **groups, metrics=("tpir@fpir0.5",))
+    assert (found.non_mated, found["tpir@fpir0.5"]) == (1, 1.0)
+    assert found.thresholds["tpir@fpir0.5"] == 1.0

@@ -85,7 +85,7 @@ def test_scores_are_those_of_the_search(similarity):
         ("score,same\n0.1,1\nnan,0\n", ("line 3", "'nan,0'", "score", "'nan'")),
         ("score,same\n0.1,1\n0.2,maybe\n", ("line 3", "'0.2,maybe'", "same", "'maybe'", 1)),
         ("score,same\n0.1,2\n", ("line 2", "same", "'2'", 1)),
-        ("score,same\n\n0.1\n", ("line 3", "1 cells", "2 columns", "score, same")),
+        ("score,same\n\n0.1\n", ("line 3", "1 cell", "2 columns", "score, same")),
         ("score,same\n0,1,1\n", ("line 2", "3 cells", "2 columns", "score, same")),  # a decimal comma
         ("Ann 1 4\nAnn 1\n", ("line 2", "'Ann 1'", "trial")),
     ],
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_list_and_items_without_one_embedding_are_refused(tmp_
     pairs = read(tmp_path, LFW)
     with refused(ValueError, "2 items", "embedding", "'Ann_0004'"):
         pairs.rows(["Ann_0001", "Bob_0001", "Bob_0002"])
-    with refused(ValueError, "1 items", "embedding", "'Ann_0004'"):
+    with refused(ValueError, "1 item", "embedding", "'Ann_0004'"):
         pairs.rows(["a/Ann_0004.jpg", "b/Ann_0004.jpg", "Ann_0001", "Bob_0001", "Bob_0002", "Eve_0001"])
     with refused(ValueError, "list", "scores", "items"):
         read(tmp_path, "score,same\n0.1,1\n").rows(["a"])
