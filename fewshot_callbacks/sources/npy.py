@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -14,6 +15,8 @@ from fewshot_callbacks.sources.arrays import PICKLE, FileArrays, FileError
 
 # A file, or a member of an archive, which for Python is no `IO`.
 Stream = IO[bytes] | BufferedIOBase
+# NumPy reads a head as a Python literal, and Python 3.11 sometimes fails where two threads parse at the same time.
+PARSING = threading.Lock()
 
 
 class ArrayHead(NamedTuple):
@@ -65,6 +68,7 @@ def read_head(stream: Stream) -> ArrayHead:
         raise FileError(PICKLE)
     stream.seek(begin)
     # Version 3 differs from 2 in the names of fields, which embeddings do not have.
-    if np.lib.format.read_magic(stream) == (1, 0):
-        return ArrayHead(*np.lib.format.read_array_header_1_0(stream))
-    return ArrayHead(*np.lib.format.read_array_header_2_0(stream))
+    with PARSING:
+        if np.lib.format.read_magic(stream) == (1, 0):
+            return ArrayHead(*np.lib.format.read_array_header_1_0(stream))
+        return ArrayHead(*np.lib.format.read_array_header_2_0(stream))
