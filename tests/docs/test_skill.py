@@ -63,6 +63,8 @@ def test_every_key_of_its_table_is_logged():
             monitor, _, arguments = call.partition("(")
             end = arguments.removesuffix(")")
             other = f", name='m{len(monitors)}'" if monitor == "RetrievalMonitor" and monitors else ""
+            if monitor == "GeneralizationGapMonitor":  # on a busy machine it would skip the only epoch
+                other = ", max_share=None"
             monitors.append(eval(f"{monitor}({end + ', ' if end else ''}source='encoder'{other})", available))
     trainer = Trainer(
         max_epochs=1, callbacks=monitors, logger=False, accelerator="cpu", enable_checkpointing=False,
