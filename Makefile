@@ -25,12 +25,12 @@ export FEWSHOT_CHECK_SHAPES FEWSHOT_EXAMPLES
 CORES := len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0))
 PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print(min(4, 1 + $(CORES)))') --dist loadfile --no-loadscope-reorder
 
-# in under a minute: the tests of the files that differ from BASE, and those of the layers
+# 20 to 60 seconds: the tests of the files that differ from BASE, and the tests of the layers
 quick: FEWSHOT_EXAMPLES := 0.1
 quick: $(VENV)/.for-test
 	$(BIN)/python tools/quick.py $(BASE)
 
-# what protects behaviour, in four minutes on two cores
+# what protects behaviour; CONTRIBUTING.md says how long it takes
 test: FEWSHOT_EXAMPLES := 0.2
 test: $(VENV)/.for-test
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not exhaustive"
