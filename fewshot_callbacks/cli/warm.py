@@ -93,6 +93,8 @@ def _evaluate_large_class(embeddings: Tensor, size: int) -> None:
 
 
 def _evaluate_set(embeddings: Tensor, labels: Tensor) -> None:
+    import torch  # noqa: PLC0415 - `fewshot warm --help` needs none
+
     from fewshot_callbacks import functional  # noqa: PLC0415 - after `run` has silenced the warning of the first import
 
     half = len(embeddings) // 2
@@ -100,6 +102,9 @@ def _evaluate_set(embeddings: Tensor, labels: Tensor) -> None:
     functional.evaluate_retrieval(embeddings, labels)
     functional.evaluate_retrieval(embeddings, labels, similarity="euclidean")
     functional.evaluate_retrieval(embeddings, labels, max_queries=100)
+    # Rows that come several times, in one class and in several.
+    for classes in (100, 1000):
+        functional.evaluate_retrieval(embeddings.repeat(2, 1), torch.arange(2 * len(embeddings)) % classes)
     # Several labels for each item, and judgements.
     functional.evaluate_retrieval(first[:100], labels[:100, None] % 5 == labels[:5])
     relevant = [[(query + 1) % 100] for query in range(100)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from mmap import mmap
 from typing import IO, Any, Generic, NamedTuple, TypeVar
@@ -69,6 +71,7 @@ class StoredRows:
         self.resident_rows = min(len(self), int(RESIDENT_SHARE * finite_memory / row_bytes))
         self.chunk_rows = max(LEAST_CHUNK_ROWS, int(READ_SHARE * finite_memory / (CHUNKS_READ * row_bytes)))
         self.remaining_share = 1 - RESIDENT_SHARE - READ_SHARE
+        self._blocks = _Blocks()
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -89,7 +92,10 @@ class StoredRows:
             dtype: Type of the copy; by default that in which rows are compared.
         """
         tensor = rows_of(self.source, slice(self.start + rows.start, self.start + rows.stop))
-        return tensor.to(dtype or self.dtype).contiguous()
+        dtype = dtype or self.dtype
+        if tensor.numel() and len(tensor) <= self.chunk_rows:
+            return self._blocks.empty(tensor.shape, dtype).copy_(tensor)
+        return tensor.to(dtype).contiguous()
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield all rows in their order, chunk by chunk, each with its place."""
@@ -141,6 +147,34 @@ class StoredRows:
                     f"{tempfile.gettempdir()} ({error.strerror or error}). Make room for {megabytes:,.1f} MB, name another "
                     "folder in TMPDIR, or pass max_queries, with which there is no copy."
                 ) from error
+
+
+class _Blocks:
+    """Memory for chunks. A block serves again as soon as nothing refers to the tensor that was made in it.
+
+    With the allocator of C, small arrays settle in the block that a chunk has left, the next chunk finds no room there, and
+    a process that read 330 MB in chunks of 2 MB grew by 290 MB.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[mmap] = []  # its methods may be called by several threads at a time
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return an uninitialized tensor of a shape with at least one element."""
+        size = math.prod(shape) * dtype.itemsize
+        block = self._take(size)
+        values = np.frombuffer(block, np.uint8, size)
+        weakref.finalize(values, self._free.append, block).atexit = False
+        return torch.from_numpy(values).view(dtype).view(shape)
+
+    def _take(self, size: int) -> mmap:
+        """Return a free block of at least `size` bytes. Smaller ones are let go."""
+        while self._free:
+            with suppress(IndexError):  # another thread has taken the last one
+                block = self._free.pop()
+                if len(block) >= size:
+                    return block
+        return mmap(-1, size)
 
 
 def rows_of(source: Any, rows: slice) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numba.core.event import install_listener
 import fewshot_callbacks
-from fewshot_callbacks import Shards, discriminant_ratio, evaluate_retrieval
+from fewshot_callbacks import Shards, discriminant_ratio, evaluate_retrieval, grouped_recall
 from fewshot_callbacks.functional import embedding_health, knn_accuracy, nearest, near_duplicates, suspects
 from fewshot_callbacks.system.loop_cache import CompiledLoops
 
@@ -33,6 +33,12 @@ with install_listener("numba:compile", loops):
     evaluate_retrieval(rows[:99], labels[:99] % 9, gallery=rows[99:], gallery_labels=labels[99:] % 9)
     evaluate_retrieval(rows[:60], labels[:60] % 5, query_ids=labels[:60], query_groups=labels[:60] // 7)
     evaluate_retrieval(Shards("rows.npy"), labels)
+    for repeated in (rows[torch.arange(6000) // 3], rows[torch.arange(6000) // 3 * 7 % 2000]):
+        evaluate_retrieval(repeated, labels)
+        evaluate_retrieval(repeated[:99], labels[:99], gallery=repeated[99:], gallery_labels=labels[99:])
+        evaluate_retrieval(repeated, labels, metrics=("mAP", "pair_f1"), max_queries=99)
+        grouped_recall(repeated, labels, label_groups=50)
+        suspects(repeated, labels)
     nearest(rows, k=3)
     near_duplicates(rows)
     suspects(rows, labels)

@@ -53,12 +53,12 @@ def run(call, embeddings, labels, memory_mb):
     return evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
 
 
-for first in ("int8", "float32", "float64", None):  # loads libraries and compiled code
-    for call in ("nearest", "near_duplicates", "evaluate", "grouped"):
-        with engine_options(precision=first):
-            run(call, *data(600, 25, 32), 2)
+cases = json.loads(sys.argv[1])
+for call, *_, precision in cases:  # loads libraries and compiled code
+    with engine_options(precision=precision):
+        run(call, *data(600, 25, 32), 2)
 measured = []
-for call, n, classes, dim, memory_mb, precision in json.loads(sys.argv[1]):
+for call, n, classes, dim, memory_mb, precision in cases:
     embeddings, labels = data(n, classes, dim)
     if call == "twins":  # each row three times, in several classes
         embeddings = embeddings[torch.arange(n) // 3][torch.randperm(n)]

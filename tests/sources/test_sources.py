@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from fewshot_callbacks import Shards
 from fewshot_callbacks.sources import RowSubset
+from fewshot_callbacks.sources.stored_rows import StoredRows
 from tests.cases import examples
 from tests.messages import missing_facts, refused
 
@@ -283,6 +284,17 @@ def test_two_threads_read_the_same_shards(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the open files of Linux")
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("part", [lambda rows: rows, lambda rows: rows[1:2], lambda rows: rows.numpy()[:, 1:].T])
+def test_rows_that_were_read_stay_as_they_are_while_anything_refers_to_a_part_of_them(dtype, part):
+    values = np.random.default_rng(0).normal(size=(2_000, 3)).astype(dtype)
+    stored = StoredRows(values, memory=0)
+    chunks = [(rows, part(chunk)) for rows, chunk in stored.chunks()]
+    assert len(chunks) > 20
+    for rows, kept in chunks:
+        assert np.array_equal(np.asarray(kept), np.asarray(part(torch.from_numpy(values[rows]).to(stored.dtype))))
+
+
 @pytest.mark.parametrize("kind", ["plain.npy", "stored.npz", "compressed.npz", "groups.parquet", "one.safetensors"])
 def test_few_of_many_files_are_open_at_a_time(tmp_path, kind):
     for part in range(40):

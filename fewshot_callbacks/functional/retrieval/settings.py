@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -253,9 +254,11 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
     Raises:
         ValueError: If they are not groups of at least two labels each, or a label is in two groups.
     """
-    if not len(groups):
+    single = next((group for group in groups if isinstance(group, str) or np.ndim(group) == 0), None)
+    if not len(groups) or single is not None:
+        fact = "is empty" if single is None else f"holds {single!r}, which is a single label"
         raise ValueError(
-            f"{call}: label_groups must hold the labels of each group, such as label_groups=[[0, 1, 2], [3, 4, 5]]."
+            f"{call}: label_groups {fact}. Pass the labels of each group, such as label_groups=[[0, 1, 2], [3, 4, 5]]."
         )
     checked = [on_cpu(as_labels(group, "label_groups", call)) for group in groups]
     for number, group in enumerate(checked):

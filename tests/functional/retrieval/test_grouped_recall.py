@@ -195,6 +195,8 @@ class TestValue:
         ({"k": (1, 4)}, ("grouped_recall", "ranks", "(1, 4)", "label_groups=4")),
         ({"label_groups": None}, ("grouped_recall", "label_groups=None", 10)),
         ({"label_groups": []}, ("grouped_recall", "label_groups", "label_groups=[[0, 1, 2], [3, 4, 5]]")),
+        ({"label_groups": torch.arange(4)}, ("grouped_recall", "tensor(0)", "[[0, 1, 2], [3, 4, 5]]")),
+        ({"label_groups": ["ab", "cd"]}, ("grouped_recall", "'ab'", "[[0, 1, 2], [3, 4, 5]]")),
         ({"label_groups": [[0, 1], [2]]}, ("grouped_recall", "group 1", "label_groups", "1 label", 2)),
         ({"label_groups": [[0, 1], [1, 2]]}, ("grouped_recall", "label 1", "once", "label_groups")),
         ({"label_groups": [[0, 1], [2, 77]]}, ("grouped_recall", 1, "4 labels", "label_groups", 77)),
