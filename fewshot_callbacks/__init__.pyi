@@ -34,6 +34,7 @@ from fewshot_callbacks.data import (
     Glyphs as Glyphs,
     ImageFolder as ImageFolder,
 )
+from fewshot_callbacks.errors import InputError as InputError
 from fewshot_callbacks.functional import (
     METRICS as METRICS,
     CompressionReport as CompressionReport,
@@ -64,6 +65,7 @@ from fewshot_callbacks.functional import (
     Relevance as Relevance,
     RetrievalOptions as RetrievalOptions,
     RetrievalReport as RetrievalReport,
+    RetrievalSettings as RetrievalSettings,
     Share as Share,
     StepDynamics as StepDynamics,
     Suspects as Suspects,
@@ -117,12 +119,11 @@ from fewshot_callbacks.protonet import (
     SoftmaxHead as SoftmaxHead,
     SupportClassifier as SupportClassifier,
 )
+from fewshot_callbacks.report import ReportSettings as ReportSettings
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS as DEFAULT_METRICS,
     Metric as Metric,
-    ReportSettings as ReportSettings,
     RequestedMetric as RequestedMetric,
-    RetrievalSettings as RetrievalSettings,
 )
 from fewshot_callbacks.sources import Shards as Shards
 

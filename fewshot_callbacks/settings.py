@@ -6,7 +6,7 @@ The meaning of a setting stands in the docstring of its class. `help`, editors a
 `Metric` and `RequestedMetric` stand here because they are types of a setting. The metrics that there are stand in
 `functional/retrieval/registry.py`.
 
-A new setting of an evaluation is a field of `RetrievalSettings` with its meaning, an entry of `RetrievalOptions`, and a
+A new setting of an evaluation is a field of `RetrievalDefaults` with its meaning, an entry of `RetrievalOptions`, and a
 check in `functional/retrieval/settings.py`.
 """
 
@@ -18,12 +18,11 @@ import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
-from importlib import import_module
 from inspect import Parameter
 from os import PathLike
-from types import ModuleType
-from typing import Any, ClassVar, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
+
+from fewshot_callbacks.errors import InputError
 
 # `cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
 # `hamming`: minus the number of bits in which two codes of -1 and +1 differ.
@@ -57,7 +56,7 @@ DEFAULT_METRICS = (
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
-class UnknownSettingError(TypeError, ValueError):
+class UnknownSettingError(TypeError, InputError):
     """Raised for an unknown setting: a TypeError (an unexpected keyword) and a ValueError (a wrong setting) at once."""
 
 
@@ -122,27 +121,27 @@ class Metric:
     def __post_init__(self) -> None:
         known = _fields_of(self.pattern)
         if self.source not in get_args(MetricSource):
-            raise ValueError(
+            raise InputError(
                 f"Metric({self.pattern!r}): source={self.source!r} is unknown. Pass 'ranks' for a function of the ranks of "
                 "a query, or 'pairs' for one of all pairs."
             )
         if self.value is not None and not callable(self.value):
-            raise ValueError(f"Metric({self.pattern!r}): value={self.value!r} is no function. Pass one.")
+            raise InputError(f"Metric({self.pattern!r}): value={self.value!r} is no function. Pass one.")
         for name in _fields_of_text(self.meaning):
             if name not in known:
-                raise ValueError(
+                raise InputError(
                     f"Metric({self.pattern!r}): the meaning has {{{name}}}, and the pattern has not. Use the same fields."
                 )
         if self.range is not None:
             ends = tuple(self.range)
             if len(ends) != 2 or not ends[0] < ends[1]:
-                raise ValueError(
+                raise InputError(
                     f"Metric({self.pattern!r}): range={self.range!r} must hold the smallest value and the largest, such as "
                     "(0.0, 1.0); None is no range."
                 )
             object.__setattr__(self, "range", ends)
         if self.better not in ("higher", "lower", None):
-            raise ValueError(
+            raise InputError(
                 f"Metric({self.pattern!r}): better={self.better!r} is unknown. Pass 'higher', 'lower' or None."
             )
 
@@ -176,13 +175,13 @@ class Metric:
         missing = [name for name in needed if name not in parameters]
         unknown = [name for name in parameters if name not in needed]
         if missing:
-            raise ValueError(f"{call} lacks {' and '.join(missing)}. Pass {self.example}.")
+            raise InputError(f"{call} lacks {' and '.join(missing)}. Pass {self.example}.")
         if unknown:
-            raise ValueError(f"{call}: its pattern has no {' and no '.join(unknown)}. Pass {self.example}.")
+            raise InputError(f"{call}: its pattern has no {' and no '.join(unknown)}. Pass {self.example}.")
         key = self.pattern.format(**parameters)
         match = self.keys.fullmatch(key)
         if match is None:
-            raise ValueError(
+            raise InputError(
                 f"the metric {self.pattern!r} has no key {key!r}. k is a rank, a whole number from 1 on, and p a rate in "
                 f"(0, 1]. Pass such as {self.example}."
             )
@@ -236,18 +235,18 @@ def _fields_of(pattern: str) -> list[str]:
     try:
         names = _fields_of_text(pattern)
     except ValueError:
-        raise ValueError(f"{call}: the braces of the pattern do not match. Write such as 'f1@{{k}}'.") from None
+        raise InputError(f"{call}: the braces of the pattern do not match. Write such as 'f1@{{k}}'.") from None
     for name in names:
         if name not in _FIELDS:
-            raise ValueError(
+            raise InputError(
                 f"{call}: {{{name}}} is no field. A pattern has {{k}} for a rank and {{p}} for a rate, such as 'f1@{{k}}'."
             )
     if pattern.startswith(MACRO):
-        raise ValueError(
+        raise InputError(
             f"{call}: {MACRO} before the key of a metric asks for its mean over classes. Leave it out of the pattern."
         )
     if re.fullmatch(r"[\w@-]+", re.sub(r"{\w+}", "", pattern)) is None:
-        raise ValueError(
+        raise InputError(
             f"{call}: a key is a word of letters, digits, _, - and @, by which it is logged. Write such as 'f1@{{k}}'."
         )
     return names
@@ -270,12 +269,12 @@ def read_parameters(key: str, match: re.Match[str]) -> dict[str, Any]:
     """
     parameters = {name: _TYPES[name](word) for name, word in match.groupdict().items()}
     if parameters.get("k", 1) > LARGEST_RANK:
-        raise ValueError(
+        raise InputError(
             f"metrics hold {key!r}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
             "candidates count: pass that number."
         )
     if not 0 < parameters.get("p", 1) <= 1:
-        raise ValueError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
+        raise InputError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
     return parameters
 
 
@@ -284,11 +283,8 @@ Metrics = str | Metric | RequestedMetric | Sequence[str | Metric | RequestedMetr
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalSettings:
-    """The settings of `evaluate_retrieval`. The constructor refuses values that are wrong for any data.
-
-    It stores metrics as a tuple of keys, and of `RequestedMetric` for those of a user; and numbers of NumPy and PyTorch as
-    Python's numbers.
+class RetrievalDefaults:
+    """The settings of `evaluate_retrieval` with their defaults. `RetrievalSettings` has the same, and checks them.
 
     Args:
         similarity: How two embeddings are compared: `cosine`, `dot` or `euclidean` (minus the distance); `hamming` for
@@ -321,19 +317,6 @@ class RetrievalSettings:
             report says how much. Binary codes take as much as their number and the largest class need, without a note.
         device: Device that computes the scores: `cpu`, `cuda` (or `cuda:1`, ...) or `auto`. The results are the same.
             The embeddings stay where they are and are copied in slices.
-
-    Raises:
-        ValueError: If a value is wrong for any data; the message says what to pass instead.
-
-    Examples:
-        >>> settings = RetrievalSettings(similarity="euclidean", metrics=("mAP", "recall@10"))
-        >>> settings.ties, settings.confidence
-        ('expected', 0.95)
-        >>> RetrievalSettings(metrics="recall@5").metrics
-        ('recall@5',)
-        >>> RetrievalSettings(max_queries=0)
-        Traceback (most recent call last):
-        ValueError: RetrievalSettings: max_queries=0 must be positive; None evaluates all queries.
     """
 
     similarity: Similarity = "cosine"
@@ -348,27 +331,12 @@ class RetrievalSettings:
     memory_mb: float | None = None
     device: str = "cpu"
 
-    fewest_groups: ClassVar[int] = 2
-    """The number of groups that the interval of Grouped Recall needs."""
-
-    def __post_init__(self) -> None:
-        for name, value in _checks().plain_values(self).items():
-            object.__setattr__(self, name, value)
-        _checks().check_settings(self)
-
-    def arguments(self) -> RetrievalOptions:
-        """Return the settings as keyword arguments of `evaluate_retrieval`."""
-        return cast(RetrievalOptions, dict(vars(self)))
-
-
-def _checks() -> ModuleType:
-    """Return the module of the checks. It imports torch, which `--help` does without, since it constructs no settings."""
-    return import_module("fewshot_callbacks.functional.retrieval.settings")
-
 
 @dataclass(frozen=True)
-class ReportSettings:
-    """Size and content of a report; numbers of items and pairs are upper bounds.
+class ReportDefaults:
+    """Size and content of a report, with the defaults. `ReportSettings` has the same, and checks them.
+
+    Numbers of items and pairs are upper bounds.
 
     Args:
         max_mb: Largest size of the file in MB; pictures that do not fit are left out, and the report says so.
@@ -383,13 +351,6 @@ class ReportSettings:
         thumbnail: Pixels of the longer side of a picture.
         background: Colour behind what is transparent in a picture, such as white or #00ff00: that of the training.
         memory_mb: Bound on the memory of each search beyond the embeddings, in MB; None is 512.
-
-    Raises:
-        ValueError: If a number is out of range, or the background no colour.
-
-    Examples:
-        >>> ReportSettings(worst=12).worst
-        12
     """
 
     max_mb: float = 20.0
@@ -404,22 +365,12 @@ class ReportSettings:
     background: str = "white"
     memory_mb: float | None = None
 
-    def __post_init__(self) -> None:
-        # It imports Pillow, which `--help` does without.
-        import_module("fewshot_callbacks.files.images").parse_colour(self.background)
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            smallest = 1 if setting.name in ("neighbours", "thumbnail", "confusion_queries") else 0
-            is_number = setting.name != "background" and value is not None
-            if is_number and not value >= smallest:  # NaN is refused, too
-                raise ValueError(f"{setting.name} is {value}. Pass {smallest} or more.")
-
 
 # If a function has other keywords, too, a type checker learns the settings from a TypedDict alone (PEP 692). So the types of
-# the settings stand here a second time. A test compares them with those of `RetrievalSettings`.
+# the settings stand here a second time. A test compares them with those of `RetrievalDefaults`.
 #
 # Each TypedDict has the settings of the one that it inherits from, and further ones. A new setting belongs into the last of
-# them whose functions all have it. `RetrievalOptions`, the last of all, must have every field of `RetrievalSettings`.
+# them whose functions all have it. `RetrievalOptions`, the last of all, must have every field of `RetrievalDefaults`.
 
 
 class SearchOptions(TypedDict, total=False):
@@ -488,44 +439,10 @@ def refuse_other_arguments(
             raise UnknownSettingError(f"{owner}: {name} is no setting. Write {written[name](settings[name])}.")
 
 
-def from_keywords(
-    target: Callable[..., Any],
-    keywords: Mapping[str, Any],
-    options: type = RetrievalOptions,
-    settings: type[RetrievalSettings] = RetrievalSettings,
-) -> RetrievalSettings:
-    """Return the settings that a function or a class was given as keywords.
-
-    Args:
-        target: The function or the class. Messages begin with its name.
-        keywords: Values by the names of the settings.
-        options: The TypedDict of the settings that the target has.
-        settings: The class of what is returned.
-
-    Raises:
-        UnknownSettingError: If there is no such setting. The message suggests a similar name.
-        ValueError: If a value is wrong for any data.
-    """
-    known = names_of(options)
-    for name in keywords:
-        if name not in known:
-            similar = get_close_matches(name, [*known, *inspect.signature(target).parameters], n=1)
-            fix = f"Did you mean {similar[0]!r}?" if similar else f"The settings are {', '.join(known)}."
-            raise UnknownSettingError(f"{target.__name__}: there is no setting {name!r}. {fix}")
-    try:
-        return settings(**keywords)
-    except ValueError as error:
-        message = str(error)
-        # `RetrievalSettings: ...`, or a sentence on what it needs
-        if re.match(rf"{settings.__name__}\b", message):
-            raise ValueError(message.replace(settings.__name__, target.__name__, 1)) from error
-        raise ValueError(f"{target.__name__}: {message}") from error
-
-
 def names_of(options: type) -> list[str]:
-    """Return the names of the settings in a TypedDict, in the order of `RetrievalSettings`."""
+    """Return the names of the settings in a TypedDict, in the order of `RetrievalDefaults`."""
     types = get_type_hints(options)
-    return [setting.name for setting in fields(RetrievalSettings) if setting.name in types]
+    return [setting.name for setting in fields(RetrievalDefaults) if setting.name in types]
 
 
 def takes(options: type, **defaults: Any) -> Callable[[Target], Target]:
@@ -536,7 +453,7 @@ def takes(options: type, **defaults: Any) -> Callable[[Target], Target]:
     Args:
         options: The TypedDict of the settings. For these, the docstring of the target has a line that begins with
             `**settings:`.
-        **defaults: The defaults that differ from those of `RetrievalSettings`.
+        **defaults: The defaults that differ from those of `RetrievalDefaults`.
     """
 
     def decorate(target: Target) -> Target:
@@ -544,31 +461,42 @@ def takes(options: type, **defaults: Any) -> Callable[[Target], Target]:
         signature = inspect.signature(function)
         others = [entry for entry in signature.parameters.values() if entry.kind is not Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*others, *_parameters(options, defaults)])
-        if target.__doc__ is not None:  # there is none under `python -OO`
-            target.__doc__ = _with_meanings(target.__doc__, names_of(options))
-        return target
+        return with_meanings(target, RetrievalDefaults, names_of(options))
 
     return decorate
+
+
+def with_meanings(target: Target, settings: type, names: Sequence[str] | None = None) -> Target:
+    """Return a function or a class, after the line `**settings:` of its docstring was replaced by the meanings of settings.
+
+    Args:
+        target: The function or the class.
+        settings: The class whose docstring holds the meanings.
+        names: Which settings, by default all.
+    """
+    if target.__doc__ is not None:  # there is none under `python -OO`
+        entries = _entries(settings)
+        target.__doc__ = _with_entries(target.__doc__, [entries[name] for name in names or entries])
+    return target
 
 
 def _parameters(options: type, defaults: Mapping[str, Any]) -> list[Parameter]:
     """Return the settings as parameters of a signature."""
     # The types themselves, and not their names: jsonargparse would look these up in the module of the function.
     types = get_type_hints(options)
-    usual = {setting.name: setting.default for setting in fields(RetrievalSettings)}
+    usual = {setting.name: setting.default for setting in fields(RetrievalDefaults)}
     return [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name, usual[name]), annotation=types[name])
         for name in names_of(options)
     ]
 
 
-def _with_meanings(docstring: str, names: Sequence[str]) -> str:
-    """Return a docstring with the entries of settings in the place of its line `**settings:`."""
-    entries = _entries(RetrievalSettings)
+def _with_entries(docstring: str, entries: Sequence[str]) -> str:
+    """Return a docstring with entries of settings in the place of its line `**settings:`."""
     lines: list[str] = []
     for line in inspect.cleandoc(docstring).splitlines():
         if line.startswith("    **settings:"):
-            lines.extend(entries[name] for name in names)
+            lines.extend(entries)
         else:
             lines.append(line)
     return "\n".join(lines)

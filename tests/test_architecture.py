@@ -14,6 +14,7 @@ PACKAGE, TESTS = ROOT / "fewshot_callbacks", ROOT / "tests"
 TEST_FILES = sorted(TESTS.rglob("test_*.py"))
 
 BELOW = {
+    "errors": set(),
     "settings": set(),
     "system": set(),
     "distributed": set(),
@@ -46,6 +47,7 @@ BELOW = {
         *("engine", "sources", "files", "distributed", "system", "settings"),
     },
 }
+BELOW |= {layer: below | {"errors"} for layer, below in BELOW.items() if layer != "errors"}
 """Layer, a folder or a module at the top of the package, -> the layers that it may import."""
 
 ENTRIES = {"__init__", "__main__"}
@@ -67,18 +69,30 @@ def modules_of(node):
     return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
+def modules_in_words(file):
+    """The modules that a file imports by a string: `import_module("package.module")`, also with a variable at the end."""
+    for call in nodes(file, ast.Call):
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        if name in ("import_module", "__import__") and call.args:
+            word = call.args[0].values[0] if isinstance(call.args[0], ast.JoinedStr) else call.args[0]
+            if isinstance(word, ast.Constant):
+                yield word.value.rstrip(".")
+
+
 def imports(package=PACKAGE):
     """(file, layer of the file, imported module) of every import of the package in itself, by a file of a layer."""
     for file in sorted(package.rglob("*.py")):
         layer = file.relative_to(package).parts[0].removesuffix(".py")
         if layer in ENTRIES:
             continue
+        modules = list(modules_in_words(file))
         for node in nodes(file, ast.ImportFrom, ast.Import):
             assert getattr(node, "level", 0) == 0, f"{file} imports from a dot: write the name of the package"
-            for module in modules_of(node):
-                parts = module.split(".")
-                if parts[0] == "fewshot_callbacks" and parts[1:] not in ([], ["__version__"]):
-                    yield file.relative_to(package), layer, ".".join(parts[1:])
+            modules += modules_of(node)
+        for module in modules:
+            parts = module.split(".")
+            if parts[0] == "fewshot_callbacks" and parts[1:] not in ([], ["__version__"]):
+                yield file.relative_to(package), layer, ".".join(parts[1:])
 
 
 def wrong_imports(package=PACKAGE):
@@ -135,6 +149,9 @@ def test_imports_point_down():
     [
         ("functional/new.py", "from fewshot_callbacks import callbacks", "functional/new.py imports callbacks"),
         ("functional/new.py", "from fewshot_callbacks import plots as p", "functional/new.py imports plots"),
+        ("settings.py", 'import_module("fewshot_callbacks.functional.settings")', "settings.py imports functional"),
+        ("files/new.py", 'importlib.import_module(f"fewshot_callbacks.cli.{x}")', "files/new.py imports cli"),
+        ("files/new.py", '__import__("fewshot_callbacks.cli")', "files/new.py imports cli"),
         ("functional/new.py", "import fewshot_callbacks.cli.main", "functional/new.py imports cli"),
         ("callbacks/new.py", "from fewshot_callbacks.engine import ranks", "callbacks/new.py imports engine"),
         ("callbacks/new.py", "def f():\n    from fewshot_callbacks import engine", "callbacks/new.py imports engine"),

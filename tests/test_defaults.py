@@ -7,7 +7,7 @@ import pytest
 
 import fewshot_callbacks
 from fewshot_callbacks import functional
-from fewshot_callbacks.settings import RetrievalSettings
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 
 RETRIEVAL = {
     "similarity": "cosine",

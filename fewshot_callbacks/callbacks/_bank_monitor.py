@@ -12,6 +12,7 @@ from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import Side
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import Shard
@@ -69,7 +70,7 @@ class BankMonitor(CollectingMonitor):
         owner = self._policy.owner
         if isinstance(bank, str) and bank not in allowed_banks:
             words = ", ".join(map(repr, allowed_banks))
-            raise ValueError(f"{owner}(bank={bank!r}): choose {words}, or pass a data set or loader.")
+            raise InputError(f"{owner}(bank={bank!r}): choose {words}, or pass a data set or loader.")
         self.bank = bank
         self.similarity: Similarity = similarity
         self._items: BankItems | None = None

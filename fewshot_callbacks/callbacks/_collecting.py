@@ -47,6 +47,7 @@ from fewshot_callbacks.callbacks._sides import (
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.functional.retrieval.settings import several
@@ -112,9 +113,9 @@ class CollectingMonitor(EvaluationMonitor):
         super().__init__(strict)
         owner = self._policy.owner
         if name is not None and not name.strip("/"):
-            raise ValueError(f"{owner}(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
+            raise InputError(f"{owner}(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         if loaders is not None and not several(loaders):
-            raise ValueError(f"{owner}(loaders={loaders!r}) names no loader. Leave out loaders to measure all of them.")
+            raise InputError(f"{owner}(loaders={loaders!r}) names no loader. Leave out loaders to measure all of them.")
         self.source = EmbeddingSource.of(source, owner)
         self.gallery = gallery
         self.loaders = loaders

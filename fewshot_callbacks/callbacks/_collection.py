@@ -27,6 +27,7 @@ from fewshot_callbacks.callbacks._side_items import SideItems
 from fewshot_callbacks.callbacks._sides import FLAG, Column, LabelledEmbeddings, Side, directions_of, read_two_encoders
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, Entry, read_flag, read_names
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, no_labels
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.metrics.item_batch import ItemBatch, refuse_another_form
@@ -320,14 +321,14 @@ class Collection:
         embeddings, labels = labelled
         has_labels = len(labels) == len(embeddings)
         if self._has_labels.setdefault(loader, has_labels) != has_labels:
-            raise ValueError(
+            raise InputError(
                 f"{self.reader.owner}: some batches have labels, others have none. Give labels in every batch, or in none."
             )
         if not has_labels and loader not in self._errors.no_labels:
             error = self.reader.no_labels(batch, step, _owners(known for known in self._members if known.needs_labels))
             # A step that has given labels before may give some again.
             was_successful = step in self.reader.successful_steps
-            self._errors.no_labels[loader] = ValueError(str(error)) if was_successful else error
+            self._errors.no_labels[loader] = InputError(str(error)) if was_successful else error
 
     def _append(
         self, side: Side, members: Sequence[Member], labelled: LabelledEmbeddings, outputs: Any, batch: Any

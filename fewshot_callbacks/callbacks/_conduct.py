@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from fewshot_callbacks.distributed.processes import RemoteError, SharedError
+from fewshot_callbacks.distributed.processes import RemoteError
 from fewshot_callbacks.distributed.torch_distributed import broadcast_object
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.system.words import with_article
@@ -19,7 +20,7 @@ from fewshot_callbacks.trainer.lightning import Trainer, is_of_class, rank_zero_
 from fewshot_callbacks.trainer.warning import warn
 
 
-class UsageError(SharedError):
+class UsageError(InputError):
     """A mistake in the settings of a monitor or in what a step returns, which every later batch would repeat."""
 
 
@@ -31,7 +32,7 @@ def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
     """
     for name, number in numbers.items():
         if number is not None and number < least:
-            raise ValueError(f"{owner}({name}={number}) must be at least {least}.")
+            raise InputError(f"{owner}({name}={number}) must be at least {least}.")
 
 
 def without_owner(error: Exception, owner: str) -> str:
@@ -182,12 +183,17 @@ class Stopwatch:
         return self.seconds / max(time.perf_counter() - self._began, 1e-9)
 
 
+# Nobody waits for less, and without it a training of a few seconds would skip epochs or not as the machine is busy or not.
+LEAST_SECONDS = 1.0
+
+
 class Schedule:
     """Decides in which epochs a callback works; in such an epoch at each of its validations, as far as `max_share` allows.
 
     Args:
         every_n_epochs: Work at most in one of this number of epochs, beginning with the first.
-        max_share: Wait until the work has taken at most this share of the run time; None never waits.
+        max_share: Wait until the work has taken at most this share of the run time; None never waits. Work of less than a
+            second in all never waits.
         owner: Name of the callback, for messages.
 
     Raises:
@@ -197,7 +203,7 @@ class Schedule:
     def __init__(self, every_n_epochs: int, max_share: float | None, owner: str) -> None:
         check_at_least(1, owner, every_n_epochs=every_n_epochs)
         if max_share is not None and not 0 < max_share < 1:
-            raise ValueError(
+            raise InputError(
                 f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."
             )
         self.every_n_epochs = every_n_epochs
@@ -228,7 +234,7 @@ class Schedule:
         # An equal epoch is another validation of the last epoch with work.
         if self._last_epoch is not None and 0 < epoch - self._last_epoch < self.every_n_epochs:
             return False
-        if self.max_share is None or self.watch.share <= self.max_share:
+        if self.max_share is None or self.watch.share <= self.max_share or self.watch.seconds < LEAST_SECONDS:
             return True
         if not self._has_told:
             rank_zero_info(

@@ -15,8 +15,8 @@ from typing import Any
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
-from fewshot_callbacks.distributed.processes import SharedError
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.trainer.lightning import Callback, LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
@@ -74,7 +74,7 @@ class EvaluationMonitor(Callback, ABC):
         """
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             if other is not self and type(other) is type(self) and self._prefix("val") == other._prefix("val"):
-                raise ValueError(
+                raise InputError(
                     f"Two {self._policy.owner}s in one Trainer would log under the same keys, and Lightning would log "
                     f"their mean. {self._remedy_for_two}"
                 )
@@ -161,7 +161,7 @@ def portable(error: Exception) -> Exception:
     if process_count() == 1:
         return error
     # Other classes may take other arguments than a text, or hold objects that cannot be pickled.
-    if type(error) is ValueError or isinstance(error, SharedError):
+    if type(error) is ValueError or isinstance(error, InputError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
 

@@ -18,6 +18,7 @@ from fewshot_callbacks.callbacks._loggers import Drawing, log_figures, tell_of_f
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names, Viewer
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.plots.panels import MAX_SIDE, Scale, to_picture
 from fewshot_callbacks.report import Items, Model
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, is_of_class
@@ -64,7 +65,7 @@ def first_part(sample: Any, arguments: str = "data set, index") -> Any:
         for key in KEYS:
             if key in sample:
                 return sample[key]
-        raise ValueError(
+        raise InputError(
             f"there is {describe(sample)}, and none of {', '.join(map(repr, KEYS))}. Pass images, a function of "
             f"({arguments})"
         )
@@ -113,7 +114,7 @@ class PictureCallback(Viewer):
     Args:
         every_n_epochs: Draw at most in one of this number of epochs, beginning with the first.
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
-            None never skips an epoch.
+            None never skips an epoch. None is skipped before they have taken a second.
         prefix: Draw the sets whose keys begin with it, such as `val` or `val/t2i`; None draws all.
         names: Names of the classes; by default those of the data set.
         reader: Reads what is shown of an item.

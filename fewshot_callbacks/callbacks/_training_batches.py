@@ -14,6 +14,7 @@ from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, Source
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
@@ -58,7 +59,7 @@ class BatchMonitor(CollectingMonitor):
         owner = self._policy.owner
         call = f"{owner}(every_n_steps="
         if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
+            raise InputError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
         self.every_n_steps = every_n_steps
         self._training_reader = EmbeddingReader(self.source, owner, needs_labels=needs_labels)
         self._training_reader.without_training = (

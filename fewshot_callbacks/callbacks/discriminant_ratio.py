@@ -14,6 +14,7 @@ from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, on_cpu
 from fewshot_callbacks.functional._reading import non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import (
@@ -182,7 +183,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         embeddings = read.embeddings.cpu()
         bad_rows = non_finite_rows(embeddings)
         if len(bad_rows):
-            raise ValueError(
+            raise InputError(
                 f"{self._policy.owner}: {len(bad_rows)} of the {counted(len(embeddings), 'embedding')} of a batch "
                 f"{verb(len(bad_rows), 'is', 'are')} not finite (NaN or Inf), the first at item "
                 f"{read.first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a zero "

@@ -14,6 +14,7 @@ from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import named, non_finite_rows, refuse_non_finite
@@ -79,7 +80,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         strict: bool | None = None,
     ) -> None:
         if k is not None and k < 2:
-            raise ValueError(
+            raise InputError(
                 f"EmbeddingHealthMonitor(k={k}) must be at least 2; None leaves out what needs neighbours."
             )
         super().__init__(
@@ -131,7 +132,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         [side] = evaluated_set.sides
         has_labels = self._collection.have_classes(side.loader)
         if has_labels is None:
-            raise ValueError(f"{self._policy.owner}: the set is empty: no step gave an embedding.")
+            raise InputError(f"{self._policy.owner}: the set is empty: no step gave an embedding.")
         shard = self._shard(side)
         with named(self._policy.owner, "embedding_health"):
             health = embedding_health(

@@ -17,6 +17,7 @@ from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing, log_embedding
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.plots.embedding_map import MAX_CLASSES, Method, Projection, embedding_map, project
 from fewshot_callbacks.plots.panels import Scale
@@ -47,7 +48,7 @@ class EmbeddingMap(PictureCallback):
         names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`, or the labels themselves.
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
-            None never skips an epoch.
+            None never skips an epoch. None is skipped before they have taken a second.
         prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
             with a name; by default all.
 
@@ -77,7 +78,7 @@ class EmbeddingMap(PictureCallback):
     ) -> None:
         super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
         if not 1 <= classes <= MAX_CLASSES:
-            raise ValueError(
+            raise InputError(
                 f"EmbeddingMap(classes={classes}) must be 1 to {MAX_CLASSES}: more classes cannot be told apart."
             )
         check_at_least(1, "EmbeddingMap", per_class=per_class)

@@ -21,6 +21,7 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._capture import Capture, CapturedCall
 from fewshot_callbacks.callbacks._conduct import UsageError, check_at_least, describe, without_owner
 from fewshot_callbacks.callbacks._label_reader import LabelReader
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.item_batch import read_ids
@@ -167,7 +168,7 @@ class EmbeddingSource:
             names = [field.name for field in fields(cls)]
             unknown = [str(name) for name in source if name not in names]
             if unknown:
-                raise ValueError(
+                raise InputError(
                     f"{owner}(source={dict(source)!r}): EmbeddingSource has no argument {unknown[0]!r}. It has "
                     f"{', '.join(names)}."
                 )
@@ -383,10 +384,10 @@ def _checked_source(source: Any, owner: str) -> Source:
     """
     if isinstance(source, Sequence) and not isinstance(source, str):
         if len(source) != 2 or not all(isinstance(key, str) for key in source):
-            raise ValueError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")
+            raise InputError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")
         return (source[0], source[1])  # a configuration file gives a list
     if not isinstance(source, str) and not callable(source):
-        raise ValueError(
+        raise InputError(
             f"{owner}(source={source!r}) is none of: two keys of the step's output, the name of a submodule, a "
             "function of (outputs, batch), an EmbeddingSource."
         )
@@ -497,7 +498,7 @@ class EmbeddingReader:
             is_empty = isinstance(outputs, Mapping) and not outputs
             is_skipped = self._may_skip_batches and step == TRAINING_STEP and is_empty
             if step in self.successful_steps or is_skipped:
-                raise ValueError(str(error)) from error
+                raise InputError(str(error)) from error
             raise
         finally:
             # Also after an error: what the submodule returns from now on belongs to no step.

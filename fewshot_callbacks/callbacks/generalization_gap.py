@@ -16,6 +16,7 @@ from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source, hints_of_source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
@@ -24,16 +25,9 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     generalization_gap,
 )
-from fewshot_callbacks.functional.retrieval.settings import group_size, grouped_k, reported_metrics
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.settings import (
-    GapOptions,
-    NoFile,
-    RetrievalSettings,
-    from_keywords,
-    refuse_other_arguments,
-    takes,
-)
+from fewshot_callbacks.settings import GapOptions, NoFile, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
@@ -124,12 +118,12 @@ class GeneralizationGapMonitor(CollectingMonitor):
         refuse_other_arguments(call, settings, hints_of_source(source, call))
         check_at_least(1, call, classes=classes, items_per_class=items_per_class)
         if not prefix:
-            raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
+            raise InputError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         evaluation = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
         _check_settings(evaluation, classes)
-        self._better = _better_values([requested.key for requested in reported_metrics(evaluation)])
+        self._better = _better_values([requested.key for requested in request_of(evaluation).reported])
         # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
-        self._settings = replace(evaluation, metrics=_both_recalls(grouped_k(evaluation)))
+        self._settings = replace(evaluation, metrics=_both_recalls(request_of(evaluation).grouped_k))
         self._draw = ClassDraw(classes, items_per_class, evaluation.seed)
         self._items = BankItems(training_data, call, "training_data", self._draw)
         self.val_loader = val_loader
@@ -285,21 +279,21 @@ def _check_settings(settings: RetrievalSettings, classes: int | None) -> None:
         ValueError: If a metric is none of both recalls, or the classes make fewer than two groups.
     """
     call = "GeneralizationGapMonitor"
-    ks = grouped_k(settings)
-    classes_in_group = group_size(settings)
-    keys = {requested.key for requested in reported_metrics(settings)}
+    ks = request_of(settings).grouped_k
+    classes_in_group = request_of(settings).group_size
+    keys = {requested.key for requested in request_of(settings).reported}
     if not ks or not keys <= set(_both_recalls(ks)):
-        raise ValueError(
+        raise InputError(
             f"{call}(metrics={settings.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
             "it. Pass keys such as ('grouped_recall@1', 'recall@1')."
         )
     if classes_in_group is None:
-        raise ValueError(
+        raise InputError(
             f"{call}: label_groups={settings.label_groups!r} cannot hold the classes of both sets, which differ. Pass the "
             "number of classes in a random group, such as 10."
         )
     if classes is not None and classes < 2 * classes_in_group:
-        raise ValueError(
+        raise InputError(
             f"{call}: classes={classes} make fewer than two groups of label_groups={classes_in_group}, so the gap has no "
             f"interval. Use classes >= {2 * classes_in_group} or a smaller label_groups."
         )

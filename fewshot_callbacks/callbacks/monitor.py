@@ -17,6 +17,7 @@ from fewshot_callbacks.callbacks._viewers import ItemSet, Label, whole_set
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.system.words import with_article
@@ -165,13 +166,13 @@ class Monitor(CollectingMonitor):
         """
         owner = type(self).__name__
         if not isinstance(values, Mapping):
-            raise ValueError(
+            raise InputError(
                 f"{owner}.measure returned {with_article(type(values).__name__)}. Return name -> number: {{'silhouette': "
                 "0.4}."
             )
         missing = [name for name in self.names if name not in values]
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"{owner}.measure returned no {missing[0]!r}, which its names declare. Return NaN where it is undefined."
             )
         numbers: dict[str, float] = {}
@@ -179,7 +180,7 @@ class Monitor(CollectingMonitor):
             try:
                 numbers[str(name)] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise ValueError(
+                raise InputError(
                     f"{owner}.measure returned {with_article(type(value).__name__)} for {name!r}, which is no single "
                     f"number: {error}"
                 ) from error

@@ -12,6 +12,7 @@ from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import ImageReader, Images, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, upload
 from fewshot_callbacks.files.outputs import free_path, is_report
 from fewshot_callbacks.functional import RetrievalReport
@@ -45,7 +46,7 @@ class ReportWriter(PictureCallback):
             set's attribute `classes`.
         every_n_epochs: Write at most in one of this number of epochs, beginning with the first.
         max_share: Skip epochs until all pictures and reports together have taken at most this share of the run time, in
-            (0, 1); None never skips an epoch.
+            (0, 1); None never skips an epoch. None is skipped before they have taken a second.
         prefix: Write only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
             with a name; by default all.
         settings: Size and content of the report; see `ReportSettings`.
@@ -99,7 +100,7 @@ class ReportWriter(PictureCallback):
         """Write the report; there is no figure for the loggers."""
         report = evaluated.report
         if not report.classes:
-            raise ValueError("a report shows items with one label each, and these have several")
+            raise InputError("a report shows items with one label each, and these have several")
         model = self._model(evaluated)
         # Slashes in prefix or suffix would name other folders.
         file = self.path.format(

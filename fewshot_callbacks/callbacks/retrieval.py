@@ -23,6 +23,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     is_entry,
 )
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._notes import without_digits
 from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional.retrieval import (
@@ -33,15 +34,8 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
-from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
-from fewshot_callbacks.settings import (
-    NoFile,
-    RetrievalOptions,
-    from_keywords,
-    plain_list,
-    refuse_other_arguments,
-    takes,
-)
+from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of, without_classes
+from fewshot_callbacks.settings import NoFile, RetrievalOptions, plain_list, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
 # Name of the number of queries without a match, which is logged beside the metrics once there are any.
@@ -83,7 +77,7 @@ def _source_hint(value: Any) -> str:
 def _refuse_groups_of_classes(groups: Any) -> None:
     """Refuse lists of classes, which are the groups of Grouped Recall, where entries of a batch are expected."""
     if isinstance(groups, list | tuple) and any(isinstance(entry, list | tuple) for entry in groups):
-        raise ValueError(
+        raise InputError(
             f"RetrievalMonitor(groups={groups!r}): lists name no entry of a batch. Write {_groups_hint(None)}. Groups of "
             "classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]."
         )
@@ -193,7 +187,7 @@ class RetrievalMonitor(CollectingMonitor):
         _refuse_groups_of_classes(groups)
         self._settings = from_keywords(RetrievalMonitor, settings)
         self._forms = Compression.checked("RetrievalMonitor", dims, codes, self._settings)
-        self._forms.refuse_threshold(headline_metrics(reported_metrics(self._settings)), self._settings)
+        self._forms.refuse_threshold(headline_metrics(request_of(self._settings).reported), self._settings)
         super().__init__(
             source,
             gallery=gallery,
@@ -248,7 +242,7 @@ class RetrievalMonitor(CollectingMonitor):
         settings = self._settings
         if self._has_label_sets:
             settings = without_classes(self._policy.owner, settings)
-        return reported_metrics(settings)
+        return request_of(settings).reported
 
     def _better_of_names(self) -> dict[str, Better]:
         """Return name -> which values are better, with or without a result: of metrics, and of those of compressed forms."""

@@ -10,6 +10,7 @@ from fewshot_callbacks.callbacks._conduct import check_at_least
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.statistics import class_means
@@ -59,7 +60,7 @@ class ScorePlots(PictureCallback):
         names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`, or the labels themselves.
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
-            None never skips an epoch.
+            None never skips an epoch. None is skipped before they have taken a second.
         prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
             with a name; by default all.
 
@@ -86,7 +87,7 @@ class ScorePlots(PictureCallback):
         super().__init__(every_n_epochs, max_share, prefix, names)
         unknown = [name for name in figures if name not in FIGURES]
         if unknown or isinstance(figures, str):
-            raise ValueError(
+            raise InputError(
                 f"ScorePlots(figures={figures!r}): the figures are {', '.join(FIGURES)}. Pass a list of these names."
             )
         check_at_least(1, "ScorePlots", k=k)

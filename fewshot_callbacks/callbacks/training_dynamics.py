@@ -17,6 +17,7 @@ from fewshot_callbacks.callbacks._capture import hooks_ignored
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, EmbeddingSource, Source
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, upload
 from fewshot_callbacks.files.outputs import free_path
 from fewshot_callbacks.functional._labels import Labels
@@ -302,7 +303,7 @@ class TrainingDynamicsMonitor(Callback):
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             alike = isinstance(other, TrainingDynamicsMonitor) and other is not self
             if alike and (other.prefix == self.prefix or (self.file is not None and other.file == self.file)):
-                raise ValueError(
+                raise InputError(
                     "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
                     "one of them another prefix=... and another file=...."
                 )

@@ -15,6 +15,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders
 from fewshot_callbacks.callbacks._sides import Column, EvaluatedSet, Side
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import (
     DEFAULT_TRIAL_METRICS,
     TRIAL_METRICS,
@@ -116,14 +117,14 @@ class VerificationMonitor(CollectingMonitor):
         )
         self.trials = trials if isinstance(trials, TrialList) else read_trials(fspath(trials))
         if self.trials.items is None:
-            raise ValueError(
+            raise InputError(
                 "VerificationMonitor: this list has scores, and no items to embed. Pass a list of pairs of items."
             )
         if metrics is None:
             metrics = DEFAULT_TRIAL_METRICS if self.trials.folds is None else (*DEFAULT_TRIAL_METRICS, "accuracy")
         requested = requested_metrics("VerificationMonitor", metrics, TRIAL_METRICS)
         if self.trials.folds is None and "accuracy" in metrics:
-            raise ValueError("VerificationMonitor: accuracy needs folds, and this list has none. Leave out accuracy.")
+            raise InputError("VerificationMonitor: accuracy needs folds, and this list has none. Leave out accuracy.")
         fix = "Pass a cost such as 1.0."
         self.miss_cost = positive_number("VerificationMonitor", "miss_cost", miss_cost, fix)
         self.false_match_cost = positive_number("VerificationMonitor", "false_match_cost", false_match_cost, fix)
@@ -186,7 +187,7 @@ class VerificationMonitor(CollectingMonitor):
         has_items = (first >= 0) & (second >= 0)
         if not bool(has_items.any()):
             assert self.trials.items is not None
-            raise ValueError(
+            raise InputError(
                 f"VerificationMonitor: none of the {len(has_items):,} trials has both items among the {items:,} that came. "
                 f"The list begins with {self.trials.items[0][0]!r}. Pass ids that name items as the list does."
             )

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fewshot_callbacks.cli.evaluate import differences_as_dict
 from fewshot_callbacks.cli.tables import comparison_table
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import (
     Location,
     as_location,
@@ -250,7 +251,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
     missing_file = next((file for file in files if not is_file(file)), None)
     why_untested = _why_untested(runs) if test else "as requested"
     if why_untested and missing_file is not None:
-        raise ValueError(
+        raise InputError(
             f"{folder_of(missing_file)} holds no {PurePath(missing_file).name}, and nothing can be tested ({why_untested}). "
             "Give the folder of a run of 'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes "
             f"{DYNAMICS} once it has measured a step."

@@ -25,6 +25,7 @@ from fewshot_callbacks.cli.compare import NetworkResults, results_of_test
 from fewshot_callbacks.cli.fit import command, quiet_lightning
 from fewshot_callbacks.cli.tables import NARROW
 from fewshot_callbacks.data import Glyphs
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.plots.style import BAND, GREY, METHODS, MethodStyle, draw_band, in_house_style, new_figure, save
 from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
@@ -59,7 +60,7 @@ def run(options: Namespace) -> None:
     """
     for name in ("epochs", "episodes", "test_episodes"):
         if getattr(options, name) < 1:
-            raise ValueError(f"--{name} {getattr(options, name)} must be at least 1.")
+            raise InputError(f"--{name} {getattr(options, name)} must be at least 1.")
     console = Console()
     started = time.perf_counter()
     target = checked(options.output)
@@ -190,7 +191,7 @@ def checked(target: Path) -> Path:
     target = target.resolve()
     foreign = foreign_file(target)
     if foreign is not None:
-        raise ValueError(f"{target} holds {foreign}, which no demo has written. Choose another --output.")
+        raise InputError(f"{target} holds {foreign}, which no demo has written. Choose another --output.")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
@@ -261,7 +262,7 @@ def comparison(rows: Mapping[str, NetworkResults]) -> Table:
     """Return the table that compares the networks."""
     first = rows["random"]
     if first.report is None or first.accuracy is None:
-        raise ValueError("The test set could not be evaluated; the warnings above say why.")
+        raise InputError("The test set could not be evaluated; the warnings above say why.")
     [precision] = first.report.at_precision
     size = first.report.grouped.group_size if first.report.grouped else 0
     accuracies = [row.accuracy for row in rows.values() if row.accuracy]
@@ -284,7 +285,7 @@ def comparison(rows: Mapping[str, NetworkResults]) -> Table:
         report = row.report
         accuracy = row.accuracy
         if report is None or accuracy is None or row.j is None:
-            raise ValueError(f"{TITLES[name]} could not be evaluated; the warnings above say why.")
+            raise InputError(f"{TITLES[name]} could not be evaluated; the warnings above say why.")
         low, high = report.intervals.get("grouped_recall@1", (math.nan, math.nan))
         table.add_row(
             TITLES[name],

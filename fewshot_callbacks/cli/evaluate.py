@@ -30,6 +30,7 @@ from fewshot_callbacks.cli.tables import (
     report_table,
 )
 from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import path_text
 from fewshot_callbacks.files.journal import journaling
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
@@ -43,13 +44,13 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
-from fewshot_callbacks.functional.retrieval.settings import reported_metrics
+from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
-from fewshot_callbacks.settings import RetrievalOptions, RetrievalSettings, from_keywords
+from fewshot_callbacks.settings import RetrievalDefaults, RetrievalOptions
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import note, printable
 
-SETTINGS = tuple(field.name for field in fields(RetrievalSettings))
+SETTINGS = tuple(field.name for field in fields(RetrievalDefaults))
 # Bytes: J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28
 COMPARED = (
@@ -101,14 +102,14 @@ def run(options: Namespace) -> None:
 def _check_options(options: Namespace) -> None:
     """Refuse options that do not fit each other."""
     if options.per_class and options.against is not None and not options.json:
-        raise ValueError(
+        raise InputError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
     for name in ("at_least", "unknown"):
         if vars(options)[name] is not None and options.judgements is None:
-            raise ValueError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
+            raise InputError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
     if options.against is not None and (options.dims or options.codes):
-        raise ValueError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
+        raise InputError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
 
 
 def _read_files(options: Namespace) -> list[StoredSets]:
@@ -123,7 +124,7 @@ def _read_files(options: Namespace) -> list[StoredSets]:
     needed = ("labels",) if options.judgements is None else ()
     all_sets = [read_sets(file, options, needed) for file in files]
     if options.per_class and (options.judgements is not None or all_sets[0].have_several_labels()):
-        raise ValueError("--per_class needs one label for each item: judgements and several labels have no classes.")
+        raise InputError("--per_class needs one label for each item: judgements and several labels have no classes.")
     return all_sets
 
 
@@ -211,7 +212,7 @@ def metrics_of_retrieval(words: Sequence[str]) -> tuple[str, ...]:
     """
     keys = tuple(key for key in metric_keys(words) if key != DISCRIMINANT_RATIO)
     if not keys:
-        raise ValueError("--metrics J needs a metric of retrieval beside it. Write --metrics mAP J.")
+        raise InputError("--metrics J needs a metric of retrieval beside it. Write --metrics mAP J.")
     return keys
 
 
@@ -224,7 +225,7 @@ def check_labels_for_j(sets: StoredSets) -> None:
         fact = f"{sets.name_in_file('query_labels')!r} holds several"
     else:
         return
-    raise ValueError(f"J needs one label for each row, and {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
+    raise InputError(f"J needs one label for each row, and {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
 
 
 def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "labels") -> None:
@@ -242,7 +243,7 @@ def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "label
         first = np.asarray(sets.arrays.get(name, ()))
         second = np.asarray(others.arrays.get(name, ()))
         if not np.array_equal(first, second):
-            raise ValueError(
+            raise InputError(
                 f"{sets.file} holds {len(first):,} {sets.name_in_file(name)}, {others.file} {len(second):,}, and they are "
                 "not the same in the same order. Embed the same items with both models."
             )
@@ -265,7 +266,7 @@ def compression_of(options: Namespace) -> Compression:
     # Words that are no numbers are refused with the others.
     dims = [int(word) if word.isdecimal() else word for word in options.dims or ()]
     compression = Compression.checked("compression_costs", dims, options.codes or (), settings)
-    compression.refuse_threshold(headline_metrics(reported_metrics(settings)), settings)
+    compression.refuse_threshold(headline_metrics(request_of(settings).reported), settings)
     return compression
 
 
@@ -283,7 +284,7 @@ def compress_sets(
             queries,
             arguments,
             settings=settings,
-            metrics=headline_metrics(reported_metrics(settings)),
+            metrics=headline_metrics(request_of(settings).reported),
             share=share,
             progress=progress,
         )
@@ -337,7 +338,7 @@ def judged_relevance(sets: StoredSets, options: Namespace) -> Relevance:
     """
     judgements: Path = options.judgements
     if not judgements.is_file():
-        raise ValueError(
+        raise InputError(
             f"{judgements} does not exist, or is no file. Pass --judgements with TREC's or BEIR's columns."
         )
     missing = sets.missing("ids")
@@ -345,7 +346,7 @@ def judged_relevance(sets: StoredSets, options: Namespace) -> Relevance:
         form = "embeddings=..., ids=..."
         if sets.has_names_of_two:
             form = "queries=..., query_ids=..., gallery=..., gallery_ids=..."
-        raise ValueError(
+        raise InputError(
             f"judgements name items by their ids, and the file has no {' and no '.join(map(repr, missing))}. Write them: "
             f"numpy.savez(path, {form})."
         )

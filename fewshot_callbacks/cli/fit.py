@@ -32,6 +32,7 @@ from fewshot_callbacks.cli.fit_mistakes import mistake_of_training
 from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.cli.mistakes import MistypedError, did_you_mean, reason
 from fewshot_callbacks.data import FewShotDataModule
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import (
     Location,
     as_location,
@@ -157,7 +158,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
     if given is None and command != "fit":
         of_runs = [best_checkpoint(Path(str(file)).parent / "checkpoints") for file in configuration_files]
         suggested = next((file for file in of_runs if file), suggested)
-        raise ValueError(
+        raise InputError(
             f"there are no weights to {command}. Give --ckpt_path {suggested}, or --ckpt_path {UNTRAINED} for the "
             "untrained network."
         )
@@ -173,14 +174,14 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         fix = f"Give a file, such as {best_checkpoint(folder) or suggested}"
         if checkpoints:
             fix = f"{folder} holds {checkpoints}"
-        raise ValueError(f"There is no checkpoint {path}. {fix}.")
+        raise InputError(f"There is no checkpoint {path}. {fix}.")
     try:
         # Making data and network may take a while, so a mistake is reported before.
         torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except PermissionError:
         raise
     except Exception as error:  # torch.load promises no class of error; of a file cut short it may be an OSError
-        raise ValueError(
+        raise InputError(
             f"{path} is not a checkpoint of 'fewshot fit', or it is damaged ({type(error).__name__}). Give another one, "
             "such as best.ckpt or last.ckpt of the same run."
         ) from error
@@ -215,7 +216,7 @@ def check_folder(folder: str, *, goes_on: bool) -> None:
         if files.exists(path) and not (goes_on and is_written(files.cat_file(path))):
             refused.append(name)
     if refused:
-        raise ValueError(
+        raise InputError(
             f"{folder.rstrip('/')} already holds {' and '.join(refused)}, and a new training would replace "
             f"{'it' if len(refused) == 1 else 'them'}. Give the run another folder (name and version of its logger), or "
             "continue the training in it with --ckpt_path."
@@ -252,7 +253,7 @@ class ConfigKeeper(SaveConfigCallback):
                 refusal = str(error)
         refusal = trainer.strategy.broadcast(refusal)
         if refusal:
-            raise ValueError(refusal)
+            raise InputError(refusal)
 
     def _keep(self, trainer: Trainer, stage: str) -> None:
         # The folder of this run alone. `Trainer.log_dir` of some loggers is one folder for all runs.
@@ -359,7 +360,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             save_config_callback=ConfigKeeper,
         )
     except MisconfigurationException as error:
-        raise ValueError(str(error)) from error
+        raise InputError(str(error)) from error
     except RuntimeError as error:
         # PyTorch begins so if weights do not fit. Any other RuntimeError is no mistake of the user.
         if "loading state_dict" not in str(error):
@@ -367,7 +368,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
         mismatch = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
         fix = "Give the config.yaml of its run with --config."
         subject = "The checkpoint" if recorder.checkpoint is None else f"The checkpoint {recorder.checkpoint}"
-        raise ValueError(f"{subject} holds the weights of another network: {mismatch} {fix}") from error
+        raise InputError(f"{subject} holds the weights of another network: {mismatch} {fix}") from error
     except SystemExit as stop:
         raise signal_behind(stop, recorder.sentence) from None
     finally:
@@ -423,7 +424,7 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
             continue  # a file that is missing is reported with the other mistakes
         if word not in known:
             hint = did_you_mean(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
-            raise ValueError(f"there is no file {word}, and no configuration of this name.{hint}")
+            raise InputError(f"there is no file {word}, and no configuration of this name.{hint}")
         words[place] = str(known[word])
     return words
 
@@ -453,13 +454,13 @@ def _model_of(file: Path) -> Any:
         return None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         cause = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{file} is damaged: it is no YAML ({cause}). Give another configuration.") from error
+        raise InputError(f"{file} is damaged: it is no YAML ({cause}). Give another configuration.") from error
     if _holds_itself(content):
-        raise ValueError(
+        raise InputError(
             f"{file} is damaged: an alias in it, such as *name, stands inside what it names. Write it out."
         )
     if not isinstance(content, Mapping):
-        raise ValueError(f"{file} is no configuration: it should hold settings of model, data and trainer by name.")
+        raise InputError(f"{file} is no configuration: it should hold settings of model, data and trainer by name.")
     return content.get("model")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import fewshot_callbacks
-from fewshot_callbacks.settings import ReportSettings, RetrievalSettings, Similarity
+from fewshot_callbacks.settings import ReportDefaults, RetrievalDefaults, Similarity
 
 
 @dataclass
@@ -267,13 +267,13 @@ OPTIONS: dict[str, type] = {
 }
 """Command -> the class of its own options."""
 SETTINGS_BUT_FOR: dict[str, dict[type, set[str]]] = {
-    "evaluate": {RetrievalSettings: {"confidence"}},
-    "report": {ReportSettings: {"memory_mb"}, RetrievalSettings: {"confidence", "max_queries"}},
+    "evaluate": {RetrievalDefaults: {"confidence"}},
+    "report": {ReportDefaults: {"memory_mb"}, RetrievalDefaults: {"confidence", "max_queries"}},
 }
 """Command -> the classes of settings that it offers as options -> the fields of the class that it does not offer.
 
 No command offers `confidence`, since tables name their intervals by 95 %. `report` does not offer `max_queries`, since it
-shows single queries, nor the `memory_mb` of `ReportSettings`, since a report has that of its evaluation.
+shows single queries, nor the `memory_mb` of `ReportDefaults`, since a report has that of its evaluation.
 """
 
 

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unknown_option, values_of
 from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
+from fewshot_callbacks.errors import InputError
 
 # jsonargparse would ask for `--json true`, `--metrics [mAP,pair_f1]`, `--dims [64,256]` and `--names [a,b]`.
 AS_TYPED: dict[str, dict[str, Any]] = {
@@ -98,7 +99,7 @@ def parser_of(command: str) -> ArgumentParser:
         meanings = {entry.arg_name: entry.description or "" for entry in docstring.params}
         for field in options_of(command, owner):
             if field.name not in meanings:
-                raise ValueError(
+                raise InputError(
                     f"the docstring of {owner.__name__} does not say what {field.name} is. Add a line to its Args, which is "
                     "the help of the option."
                 )

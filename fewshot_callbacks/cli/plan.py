@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.cli.stored_sets import read_sets
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval import (
     EvaluationPlan,
     MeasuredEvaluation,
@@ -50,7 +51,7 @@ def run(options: Namespace) -> None:
         shards = _shards(options)
         options = _with_sizes(options, shards)
     elif options.queries is None or options.dim is None:
-        raise ValueError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
+        raise InputError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
     plan = plan_evaluation(
         options.queries,
         options.queries if options.gallery is None else options.gallery,
@@ -81,11 +82,11 @@ def _refuse_options_of_here(options: Namespace) -> None:
     """Refuse options that change nothing."""
     for name in ("labels", "difficulty"):
         if getattr(options, name) is not None and not options.here:
-            raise ValueError(f"--{name} is for --here, which measures the time. Add --here, or leave out --{name}.")
+            raise InputError(f"--{name} is for --here, which measures the time. Add --here, or leave out --{name}.")
     if options.difficulty is not None and options.files is not None:
-        raise ValueError("--difficulty is for embeddings that are generated. Leave it out beside --files.")
+        raise InputError("--difficulty is for embeddings that are generated. Leave it out beside --files.")
     if options.labels is not None and options.files is None:
-        raise ValueError("--labels names labels in files. Pass --files, or leave it out.")
+        raise InputError("--labels names labels in files. Pass --files, or leave it out.")
 
 
 def _measured(plan: EvaluationPlan, options: Namespace) -> MeasuredEvaluation:
@@ -96,7 +97,7 @@ def _measured(plan: EvaluationPlan, options: Namespace) -> MeasuredEvaluation:
     sets = read_sets(Path(options.files), Namespace(embeddings=options.embeddings, labels=options.labels), ())
     missing = sets.missing("labels")
     if missing:
-        raise ValueError(
+        raise InputError(
             f"{options.files} holds no {' and no '.join(map(repr, missing))}, which --here needs. Name the labels with "
             "--labels, or pass --queries and --dim in place of --files, which measures generated embeddings."
         )
@@ -106,7 +107,7 @@ def _measured(plan: EvaluationPlan, options: Namespace) -> MeasuredEvaluation:
 def _shards(options: Namespace) -> Shards:
     """Return the files of all items, or of the gallery where a file holds two sets; print notes on them."""
     if options.dim is not None or options.gallery is not None:
-        raise ValueError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
+        raise InputError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
     embeddings = options.embeddings
     if _hold_two_sets(options):
         embeddings = "gallery"

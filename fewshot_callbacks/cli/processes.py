@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval import Share
 from fewshot_callbacks.sources import RowSubset, Shards
 
@@ -42,7 +43,7 @@ def join_slurm() -> None:
     try:
         slurm = SLURMEnvironment()
     except RuntimeError as error:
-        raise ValueError(error) from error
+        raise InputError(error) from error
     numbers = {"WORLD_SIZE": slurm.world_size(), "RANK": slurm.global_rank(), "LOCAL_RANK": slurm.local_rank()}
     of_main = {"MASTER_ADDR": slurm.main_address, "MASTER_PORT": slurm.main_port}
     os.environ |= {name: str(value) for name, value in (numbers | of_main).items()}

@@ -16,6 +16,7 @@ from rich.console import Console
 from fewshot_callbacks.cli.evaluate import check_same_items, evaluate_sets
 from fewshot_callbacks.cli.options import in_shell
 from fewshot_callbacks.cli.stored_sets import StoredSets, first_of_each_id, load_one_set, load_sets
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import paths_on_disk
 from fewshot_callbacks.files.outputs import free_path, is_report, refuse_input
 from fewshot_callbacks.functional.retrieval import RetrievalReport
@@ -74,7 +75,7 @@ def _settings(options: Namespace) -> ReportSettings:
 
 def _refuse_several_labels(sets: StoredSets) -> None:
     if sets.have_several_labels():
-        raise ValueError(
+        raise InputError(
             f"a report shows items with one label each, and the labels of {sets.file} have shape "
             f"{sets.arrays['query_labels'].shape}. For several labels for each item use fewshot evaluate."
         )
@@ -122,7 +123,7 @@ def _training_items(sets: StoredSets, options: Namespace) -> Items:
     dim = np.shape(sets.queries)[-1]
     train_dim = np.shape(train.queries)[-1]
     if dim != train_dim:
-        raise ValueError(
+        raise InputError(
             f"{options.file} holds embeddings of {dim} components, {options.train} of {train_dim}. Embed both splits with "
             "the same model."
         )
@@ -172,7 +173,7 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
         folder: The folder of the images; None for that of the file.
     """
     if folder is not None and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
+        raise InputError(f"{folder} is not a folder. Pass the folder that holds the images.")
     name = f"{side}_paths"
     paths = sets.get(name)
     if paths is not None:
@@ -189,7 +190,7 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
         return None
     if len(files) != items:
         kind = "gallery items" if side == "gallery" else "embeddings"
-        raise ValueError(
+        raise InputError(
             f"{source}, and {sets.file} {items:,} {kind}. Save {sets.name_in_file(name)!r} with the embeddings, the file of "
             "each in the same order."
         )
@@ -207,7 +208,7 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
     names = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
     for name in names:
         if not _lies_in(base, name):
-            raise ValueError(
+            raise InputError(
                 f"{file} names the image {name!r}, which does not lie in {base}. Pass the folder that holds all of them "
                 "with --images, --gallery_images or --train_images."
             )

@@ -18,13 +18,13 @@ from fewshot_callbacks.cli.options import COLUMNS
 from fewshot_callbacks.cli.stored_sets import StoredSets
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.files.journal import Journal
-from fewshot_callbacks.settings import RetrievalSettings
+from fewshot_callbacks.settings import RetrievalDefaults
 from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
 
 # The options by which an evaluation is told from another: its result depends on them, or the tiles in which states are
 # counted.
 COMPARED_OPTIONS = (
-    *(field.name for field in fields(RetrievalSettings)),
+    *(field.name for field in fields(RetrievalDefaults)),
     *COLUMNS,
     *("unknown", "at_least", "dims", "codes"),
 )

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.remote_cache import local_copy
 from fewshot_callbacks.functional.items import with_stored_arrays
@@ -147,7 +148,7 @@ def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str])
     arguments |= columns
     shards = Shards(file, **arguments)
     if "labels" in needed and shards.labels is None:
-        raise ValueError(
+        raise InputError(
             f"{path_text(file)}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
@@ -180,7 +181,7 @@ def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: b
     _refuse_missing(file, held, _needed_names(needed, has_names_of_two=has_names_of_two), how, has_options=has_options)
     single_values = [name for name in (*known_names, LABEL_NAMES) if name in held and held[name].ndim == 0]
     if single_values:
-        raise ValueError(
+        raise InputError(
             f"{' and '.join(map(repr, single_values))} of {file} is a single value, not one for each item. {how}"
         )
     _print_on_first_process(_notes_on_unread(file, held, known_names, has_options=has_options))
@@ -201,7 +202,7 @@ def load_one_set(file: Path, needed: Sequence[str] = ("labels",)) -> StoredSets:
     """
     sets = load_sets(file, needed)
     if sets.gallery is not None:
-        raise ValueError(
+        raise InputError(
             f"{file} holds queries and a gallery, and one set is needed. Write it with "
             f"numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
         )
@@ -218,7 +219,7 @@ def first_of_each_id(sets: StoredSets) -> StoredSets:
     if ids is None or sets.gallery is not None:
         return sets
     if len(ids) != len(sets.queries):
-        raise ValueError(
+        raise InputError(
             f"the file holds {counted(len(ids), 'id')} and {counted(len(sets.queries), 'embedding')}. Write one id for "
             "each item."
         )
@@ -270,7 +271,7 @@ def _refuse_missing(file: Path, held: Iterable[str], needed: Sequence[str], how:
     else:
         fix = f"Name the arrays when saving. {how}"
     names = ", ".join(map(repr, held)) or "nothing"
-    raise ValueError(f"{file} holds {names}, but not {' and '.join(map(repr, missing))}. {fix}")
+    raise InputError(f"{file} holds {names}, but not {' and '.join(map(repr, missing))}. {fix}")
 
 
 def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
@@ -284,7 +285,7 @@ def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
     else:
         names_of_one = {other: usual for usual, other in QUERY_NAMES.items()}
         fix = _renames({name: names_of_one[name] for name in of_two}, held=names)
-    raise ValueError(
+    raise InputError(
         f"{file} mixes names of a file with one set ({', '.join(map(repr, of_one))}) and names of a file with two "
         f"({', '.join(map(repr, of_two))}). {fix}"
     )
@@ -327,7 +328,7 @@ def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str
         fix = f"Leave out {' and '.join(f'--{name}' for name in columns)}, and name the arrays as --help says."
     else:
         fix = f"Save one set, with {IS_GALLERY!r} true for the items of the gallery."
-    raise ValueError(
+    raise InputError(
         f"{file} holds {', '.join(map(repr, of_two))}, as a file with two sets does. Such a file is read alone, and without "
         f"options for its arrays. {fix}"
     )
@@ -371,7 +372,7 @@ def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
         if name not in held:
             continue
         if len(held[name]) != len(is_gallery):
-            raise ValueError(
+            raise InputError(
                 f"{file} holds {len(held[name]):,} {name} and {len(is_gallery):,} entries of {IS_GALLERY!r}. Save one for "
                 "each item."
             )
@@ -391,10 +392,10 @@ def _load_npz(file: Path, how: str) -> dict[str, NDArray[Any]]:
         ValueError: It is no such file, or a damaged one.
     """
     if not file.exists():
-        raise ValueError(f"{file} does not exist. {how}")
+        raise InputError(f"{file} does not exist. {how}")
     # `np.load` would open a single array as well. Of any other file its message would speak of pickles.
     if not file.is_file() or not zipfile.is_zipfile(file):
-        raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
+        raise InputError(f"{file} is not an .npz file of plain arrays. {how}")
     arrays: dict[str, NDArray[Any]] = {}
     try:
         # A pickle can run any code, and files of embeddings are passed on.
@@ -405,7 +406,7 @@ def _load_npz(file: Path, how: str) -> dict[str, NDArray[Any]]:
         raise
     except Exception as error:  # zipfile, zlib and NumPy promise no class of error for a damaged file
         cause = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{file} is damaged, or not an .npz file of plain arrays ({cause}). {how}") from error
+        raise InputError(f"{file} is damaged, or not an .npz file of plain arrays ({cause}). {how}") from error
     return arrays
 
 
@@ -414,9 +415,9 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
     try:
         array = archive[name]
     except Exception as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise InputError(f"{name}: {error}") from error
     if not isinstance(array, np.ndarray):  # NumPy returns bytes if the header of an array is missing
-        raise ValueError(f"{name} is no array")
+        raise InputError(f"{name} is no array")
     # PyTorch takes no other byte order.
     native: NDArray[Any] = array.astype(array.dtype.newbyteorder("="), copy=False)
     return native

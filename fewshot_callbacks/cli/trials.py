@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fewshot_callbacks.cli.options import in_shell, metric_keys
 from fewshot_callbacks.cli.stored_sets import load_one_set
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import is_picture, refuse_input
 from fewshot_callbacks.functional.retrieval import requested_metric
 from fewshot_callbacks.functional.verification import (
@@ -41,7 +42,7 @@ def run(options: Namespace) -> None:
     trials = read_trials(options.file)
     metrics = None if options.metrics is None else metric_keys(options.metrics)
     if metrics is not None and "accuracy" in metrics and trials.folds is None:
-        raise ValueError(
+        raise InputError(
             f"--metrics accuracy needs the fold of each trial, and {options.file} has none. Add a column fold to a table of "
             "scores, or leave accuracy out."
         )
@@ -77,10 +78,10 @@ def check_figures(folder: Path) -> None:
         ValueError: It is no folder, or holds a file of the name of a figure that `fewshot trials` has not written.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder. Pass --figures the name of a folder.")
+        raise InputError(f"{folder} is no folder. Pass --figures the name of a folder.")
     for path in (folder / f"{name}.png" for name in FIGURES):
         if path.exists() and not is_picture(path):
-            raise ValueError(
+            raise InputError(
                 f"{path} is no figure of fewshot trials and would be replaced. Pass --figures another folder, or move the "
                 "file."
             )
@@ -90,16 +91,16 @@ def _scores(trials: TrialList, options: Namespace) -> Any:
     """Return the scores of a list, or those of its pairs of embeddings."""
     if trials.scores is not None:
         if options.embeddings is not None:
-            raise ValueError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")
+            raise InputError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")
         return trials.scores
     how = "numpy.savez(path, embeddings=..., ids=...), with the id of each item as the list has it"
     if options.embeddings is None:
-        raise ValueError(f"{options.file} lists items, not scores. Pass --embeddings FILE, as written by {how}.")
+        raise InputError(f"{options.file} lists items, not scores. Pass --embeddings FILE, as written by {how}.")
     sets = load_one_set(options.embeddings, ("ids",))
     embeddings = sets.queries
     ids = sets.arrays["query_ids"]
     if len(ids) != len(embeddings):
-        raise ValueError(
+        raise InputError(
             f"{options.embeddings} has {len(embeddings)} embeddings and {len(ids)} ids. Write it with {how}."
         )
     return trial_scores(embeddings, *trials.rows(ids.tolist()), similarity=options.similarity)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from numba.core import config, event
 
 from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.system.loop_cache import CompiledLoops, folders_of_new_loops, named_folder
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ def run(options: Namespace) -> None:
         ValueError: Loops cannot be kept on the disk, or numba compiles nothing.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        raise ValueError("NUMBA_DISABLE_JIT is set, so nothing is compiled. Unset it.")
+        raise InputError("NUMBA_DISABLE_JIT is set, so nothing is compiled. Unset it.")
     with warnings.catch_warnings():
         # The error below says it, too.
         warnings.filterwarnings("ignore", message="numba finds no folder")
         import fewshot_callbacks.functional  # noqa: F401, PLC0415 - finds the folders of all loops
     folders = folders_of_new_loops()
     if not folders:
-        raise ValueError(
+        raise InputError(
             "no folder can be written where compiled loops are kept, neither beside the package nor in the cache of the "
             "user. Name a folder that can be written in NUMBA_CACHE_DIR."
         )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, required
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.files.text import read_lines
 
@@ -42,7 +43,7 @@ def cub_split(class_id: int) -> Split:
         ['train', 'val', 'train', 'test']
     """
     if class_id < 1:
-        raise ValueError(f"class_id is {class_id}; the classes of CUB-200-2011 are counted from 1.")
+        raise InputError(f"class_id is {class_id}; the classes of CUB-200-2011 are counted from 1.")
     return _SPLIT_OF_REMAINDER[(class_id - 1) % 4]
 
 
@@ -138,18 +139,18 @@ def _read_lists(folder: Path) -> _Lists:
     paths = _numbered_lines(required(folder / "images.txt", fix))
     labels = _numbered_lines(required(folder / "image_class_labels.txt", fix))
     if paths.keys() != labels.keys():
-        raise ValueError(
+        raise InputError(
             f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
             f"image {min(paths.keys() ^ labels.keys())} is in only one of them. {fix}"
         )
     classes: dict[int, int] = {}
     for image, label in labels.items():
         if not label.isdecimal():
-            raise ValueError(f"image_class_labels.txt gives image {image} the class {label!r}, no number. {fix}")
+            raise InputError(f"image_class_labels.txt gives image {image} the class {label!r}, no number. {fix}")
         classes[image] = int(label)
     unknown = sorted(set(classes.values()) - class_names.keys())
     if unknown:
-        raise ValueError(f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}")
+        raise InputError(f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}")
     return _Lists(class_names, paths, classes)
 
 
@@ -159,10 +160,10 @@ def _numbered_lines(file: Path) -> dict[int, str]:
     for line in read_lines(file):
         number, *text = re.split(r"[ \t]+", line.text, maxsplit=1)
         if not (number.isdecimal() and text):
-            raise ValueError(
+            raise InputError(
                 f"Line {line.number} of {file} is {line.text!r}, not a number and a name. Unpack {SOURCE} again."
             )
         if int(number) in texts:
-            raise ValueError(f"Line {line.number} of {file} has the number {number} again. Unpack {SOURCE} again.")
+            raise InputError(f"Line {line.number} of {file} has the number {number} again. Unpack {SOURCE} again.")
         texts[int(number)] = composed_form(text[0])
     return texts

@@ -16,6 +16,7 @@ from fewshot_callbacks.data.samplers import (
     check_class_balance,
     mixed_seed,
 )
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.episodes import EpisodeProtocol, check_classes_suffice, check_episode_sizes
 from fewshot_callbacks.trainer.lightning import LightningDataModule, Trainer
 from fewshot_callbacks.trainer.warning import warn_of_other_package
@@ -76,9 +77,9 @@ class FewShotDataModule(LightningDataModule):
         super().__init__()
         warn_of_other_package("FewShotDataModule")
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}. Use batch_size >= 1.")
+            raise InputError(f"batch_size is {batch_size}. Use batch_size >= 1.")
         if num_workers < 0:
-            raise ValueError(f"num_workers is {num_workers}. Use 0 to load in the main process.")
+            raise InputError(f"num_workers is {num_workers}. Use 0 to load in the main process.")
         self.dataset = dataset
         self.train = train
         self.evaluation = evaluation
@@ -143,7 +144,7 @@ class FewShotDataModule(LightningDataModule):
             if problem is not None:
                 problems.append(problem)
         if problems:
-            raise ValueError(" ".join(problems))
+            raise InputError(" ".join(problems))
 
     def _problem(self, split: Split) -> str | None:
         """Say why the classes of a split do not suffice for its episodes or batches; None if they do."""

@@ -31,6 +31,7 @@ from torch.nn.functional import affine_grid, grid_sample
 from tqdm import tqdm
 
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
+from fewshot_callbacks.errors import InputError
 
 # The images of one face, by character.
 Drawings = dict[str, UInt8[np.ndarray, "size size"]]
@@ -254,7 +255,7 @@ class Glyphs(FewShotDataset):
         ((1, 32, 32), 'Cyrillic', ['Armenian', 'Cyrillic', 'Georgian'])
         >>> Glyphs("test", min_faces=17)
         Traceback (most recent call last):
-        ValueError: min_faces is 17; there are 16 faces. Use 1 <= min_faces <= 16.
+        fewshot_callbacks.errors.InputError: min_faces is 17; there are 16 faces. Use 1 <= min_faces <= 16.
     """
 
     in_channels: ClassVar[int] = 1
@@ -266,9 +267,9 @@ class Glyphs(FewShotDataset):
 
     def __init__(self, split: Split = "train", *, size: int = 32, min_faces: int = 10) -> None:
         if size < 8:
-            raise ValueError(f"size is {size}; glyphs cannot be distinguished below 8 pixels. Use size >= 8.")
+            raise InputError(f"size is {size}; glyphs cannot be distinguished below 8 pixels. Use size >= 8.")
         if not 1 <= min_faces <= len(FACES):
-            raise ValueError(
+            raise InputError(
                 f"min_faces is {min_faces}; there are {len(FACES)} faces. Use 1 <= min_faces <= {len(FACES)}."
             )
         self._drawn = load_drawing(size, min_faces)
@@ -276,7 +277,7 @@ class Glyphs(FewShotDataset):
 
     def _choose(self, split: Split) -> None:
         if split not in SCRIPTS_OF:
-            raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, SCRIPTS_OF))}.")
+            raise InputError(f"There is no split {split!r}. Use one of {', '.join(map(repr, SCRIPTS_OF))}.")
         drawn = self._drawn
         in_split = torch.tensor([script in SCRIPTS_OF[split] for script in drawn.scripts])  # (all classes,)
         items = in_split[drawn.classes]  # (all images,)

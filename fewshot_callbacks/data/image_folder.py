@@ -14,6 +14,7 @@ from fewshot_callbacks.data.image_set import (
     count_and_names,
     refuse_shared,
 )
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.images import ENDINGS, list_folders, list_images
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.system.words import counted
@@ -94,7 +95,7 @@ class ImageFolder(ImageSet):
             listed = _listed_classes(root)
             # Otherwise `train`, `val` and `test` would silently be taken for three classes.
             if {train_folder, test_folder} <= {item.class_name for item in listed}:
-                raise ValueError(
+                raise InputError(
                     f"{root} holds the folders {train_folder!r} and {test_folder!r}: it is split already. Leave out "
                     "val_share and test_share."
                 )
@@ -121,7 +122,7 @@ def _split_folders(root: Path, folders: Mapping[Split, str]) -> dict[Split, list
     compared: list[Split] = [split for split in folders if split != "val" or folders["val"] != folders["test"]]
     for first, second in itertools.combinations(compared, 2):
         if (root / folders[first]).samefile(root / folders[second]):
-            raise ValueError(
+            raise InputError(
                 f"{first}_folder={folders[first]!r} and {second}_folder={folders[second]!r} are one folder of {root}; "
                 "few-shot evaluation needs classes that were never seen. Name a folder of its own for each."
             )
@@ -167,7 +168,7 @@ def _drawn_splits(
     val_count = max(1, round(val_share * len(classes))) if val_share else 0
     held_out = test_count + val_count
     if held_out >= len(classes):
-        raise ValueError(
+        raise InputError(
             f"{root} holds {counted(len(classes), 'class')}; val_share {val_share:g} and test_share {test_share:g} leave "
             "none to train on. Use smaller shares, or add classes."
         )
@@ -188,12 +189,12 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     of_systems = Counter[str]()
     folders = list_folders(root, of_systems)
     if not folders:
-        raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
+        raise InputError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
     listing = list_images(folders, root)
     listing.of_systems.update(of_systems)
     empty = [folder.name for folder, files in zip(folders, listing.of_folders, strict=True) if not files]
     if empty:
-        raise ValueError(
+        raise InputError(
             f"{count_and_names(empty, 'class')} of {len(folders)} in {root} without an image. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )

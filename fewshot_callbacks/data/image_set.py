@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.images import parse_colour, read_image
 from fewshot_callbacks.files.names import paths_on_disk
 from fewshot_callbacks.system.words import counted
@@ -57,7 +58,7 @@ class PhotoTransform:
         torch.Size([2, 3, 8, 8])
         >>> PhotoTransform(flip=2.0)
         Traceback (most recent call last):
-        ValueError: flip is 2.0; it is a probability. Use 0 <= flip <= 1.
+        fewshot_callbacks.errors.InputError: flip is 2.0; it is a probability. Use 0 <= flip <= 1.
     """
 
     image_size: int = 84
@@ -73,18 +74,18 @@ class PhotoTransform:
         resize = self._resized()
         shorter_side = resize if isinstance(resize, int) else min(resize)
         if shorter_side < self.image_size:
-            raise ValueError(
+            raise InputError(
                 f"resize is {resize}, smaller than image_size {self.image_size}, so the centre would be padded with "
                 f"black. Use resize >= {self.image_size}."
             )
         if not 0 < self.min_area <= 1:
-            raise ValueError(f"min_area is {self.min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
+            raise InputError(f"min_area is {self.min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
         if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip is {self.flip}; it is a probability. Use 0 <= flip <= 1.")
+            raise InputError(f"flip is {self.flip}; it is a probability. Use 0 <= flip <= 1.")
         if self.jitter < 0:
-            raise ValueError(f"jitter is {self.jitter}. Use 0 for no colour jitter.")
+            raise InputError(f"jitter is {self.jitter}. Use 0 for no colour jitter.")
         if min(self.std) <= 0:
-            raise ValueError(f"std is {self.std}; images are divided by it. Use positive numbers.")
+            raise InputError(f"std is {self.std}; images are divided by it. Use positive numbers.")
 
     def __call__(
         self, pictures: Sequence[Image.Image], augment: bool = False
@@ -128,7 +129,7 @@ class PhotoTransform:
 def check_image_size(image_size: int) -> None:
     """Refuse images without a pixel."""
     if image_size < 1:
-        raise ValueError(f"image_size is {image_size}. Use image_size >= 1.")
+        raise InputError(f"image_size is {image_size}. Use image_size >= 1.")
 
 
 def jitter_colours(images: Float[Tensor, "images 3 height width"], strength: float) -> None:
@@ -269,7 +270,7 @@ class ImageSet(FewShotDataset):
         no_validation: str = "",
     ) -> None:
         if not memory_mb >= 0:
-            raise ValueError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
+            raise InputError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
         parse_colour(background)  # refused here, and not in a worker at the first transparent image
         self.transform = transform
         self.background = background
@@ -285,8 +286,8 @@ class ImageSet(FewShotDataset):
         """Serve a split."""
         if split not in self.splits:
             if split == "val" and self._no_validation:
-                raise ValueError(f"There is no validation split: {self._no_validation}")
-            raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
+                raise InputError(f"There is no validation split: {self._no_validation}")
+            raise InputError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
         self.split: Split = split
         self.items = self._items_of_splits[split]
         # Sorted, so that labels depend neither on the order of the file system nor on the machine.
@@ -343,7 +344,7 @@ class ImageSet(FewShotDataset):
                 image = image.crop(item.box)
             return image.convert(self._mode)
         except ValueError as error:
-            raise ValueError(
+            raise InputError(
                 f"{item.file} cannot be read as an image: {error}. Replace the file or remove it."
             ) from error
 
@@ -443,7 +444,7 @@ def _check_published(
     classes = {split: len({item.class_name for item in split_items}) for split, split_items in items.items()}
     if classes != dict(published):
         counts = "; ".join(f"{split} has {classes[split]} of {number}" for split, number in published.items())
-        raise ValueError(f"The classes in {folder} are not the published ones: {counts}. {fix}")
+        raise InputError(f"The classes in {folder} are not the published ones: {counts}. {fix}")
 
 
 def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:
@@ -459,7 +460,7 @@ def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> Non
     for (first, first_classes), (second, second_classes) in itertools.combinations(classes, 2):
         shared = sorted(set(first_classes) & set(second_classes))
         if shared:
-            raise ValueError(f"{first} and {second} share {count_and_names(shared, 'class')}{fix}")
+            raise InputError(f"{first} and {second} share {count_and_names(shared, 'class')}{fix}")
 
 
 def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], folder: Path, fix: str) -> None:
@@ -470,7 +471,7 @@ def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], folder: 
     """
     empty = [split for split, split_items in items.items() if not split_items]
     if empty:
-        raise ValueError(f"What is in {folder} leaves {' and '.join(empty)} without a class. {fix}")
+        raise InputError(f"What is in {folder} leaves {' and '.join(empty)} without a class. {fix}")
 
 
 def check_shares(val_share: float, test_share: float) -> None:
@@ -480,7 +481,7 @@ def check_shares(val_share: float, test_share: float) -> None:
         ValueError: If they do.
     """
     if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
-        raise ValueError(
+        raise InputError(
             f"val_share is {val_share} and test_share {test_share}; the rest is trained on. Use val_share >= 0 and "
             "test_share > 0 with a sum below 1."
         )

@@ -21,6 +21,7 @@ from fewshot_callbacks.data.image_set import (
     refuse_any,
     required,
 )
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.images import PictureSize, image_size, list_entries, list_folders, refuse_second_links
 from fewshot_callbacks.files.names import composed_form, describe_system_names, spelling_key
 from fewshot_callbacks.system.words import counted
@@ -217,7 +218,7 @@ class LogoDet3K(ImageSet):
         memory_mb: float = 512,
     ) -> None:
         if min_boxes < 1:
-            raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
+            raise InputError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
         check_shares(val_share, test_share)
         folder = Path(root) / FOLDER
         fix = f"Unpack {SOURCE} into {root}, or pass partial=True to use what is there."

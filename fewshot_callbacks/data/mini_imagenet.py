@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, PhotoTransform, in_splits, refuse_shared, required
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.files.text import read_lines
 
@@ -88,12 +89,12 @@ def _rows(file: Path) -> list[tuple[str, str]]:
     lines = list(read_lines(file))
     header = lines[0].cells(",") if lines else []
     if header != ["filename", "label"]:
-        raise ValueError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
+        raise InputError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
     rows = []
     for line in lines[1:]:
         cells = line.cells(",")
         if len(cells) != 2 or not all(cells):
-            raise ValueError(
+            raise InputError(
                 f"Line {line.number} of {file} is {cells}, not a file name and a label. Put {LISTS} there."
             )
         name, label = cells

@@ -20,6 +20,7 @@ from fewshot_callbacks.data.image_set import (
     count_and_names,
     required,
 )
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.images import list_entries, list_folders, refuse_second_links
 from fewshot_callbacks.files.names import composed_form, describe_system_names
 from fewshot_callbacks.trainer.lightning import rank_zero_info
@@ -112,7 +113,7 @@ class Omniglot(ImageSet):
         alphabets = sorted({_alphabet(drawing) for drawing in background})
         unknown = sorted(set(val_alphabets) - set(alphabets))
         if unknown:
-            raise ValueError(
+            raise InputError(
                 f"val_alphabets has {unknown[0]!r}, which is not an alphabet of the background set. Choose among "
                 f"{', '.join(alphabets)}."
             )
@@ -185,10 +186,10 @@ def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
 def _check_complete(files_of: Mapping[str, Sequence[Path]], folder: Path, characters: int, fix: str) -> None:
     """Refuse a set with another number of characters than published, or with a character of fewer or more drawings."""
     if len(files_of) != characters:
-        raise ValueError(f"{folder} holds {len(files_of)} characters; published are {characters}. {fix}")
+        raise InputError(f"{folder} holds {len(files_of)} characters; published are {characters}. {fix}")
     incomplete = [character for character, files in files_of.items() if len(files) != DRAWINGS]
     if incomplete:
-        raise ValueError(
+        raise InputError(
             f"{count_and_names(incomplete, 'class')} of {len(files_of)} in {folder} without exactly {DRAWINGS} drawings; "
             f"the first has {len(files_of[incomplete[0]])}. {fix}"
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler
 
 from fewshot_callbacks.data.dataset import FewShotDataset
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.episodes import (
     ClassNames,
@@ -154,7 +155,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         super().__init__(labels, class_names, seed, epoch, ways=ways, shots=shots, queries=queries, episodes=episodes)
         check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
-            raise ValueError(
+            raise InputError(
                 f"{counted(episodes, 'episode')} {verb(episodes, 'does', 'do')} not make a batch of "
                 f"{episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
@@ -203,7 +204,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         needed = world_size * self.episodes_per_batch
         if self.episodes < needed:
             batch = "one" if self.episodes_per_batch == 1 else f"a batch of {self.episodes_per_batch}"
-            raise ValueError(
+            raise InputError(
                 f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {batch}. Use "
                 f"episodes >= {needed}."
             )
@@ -229,7 +230,7 @@ class Episodes:
     Examples:
         >>> Episodes(5, shots=0)
         Traceback (most recent call last):
-        ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
+        fewshot_callbacks.errors.InputError: shots is 0; an episode needs at least one. Use shots >= 1.
     """
 
     ways: int = 20
@@ -319,7 +320,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         # A generator: a DataLoader with workers makes an iterator that it never uses, which must not count as an epoch.
         rank, world_size = own_rank()
         if self.sizes["ways"] < world_size:
-            raise ValueError(
+            raise InputError(
                 f"ClassBalancedBatchSampler: batches of {self.sizes['ways']} classes leave some of the "
                 f"{world_size} processes without a class. Use classes_per_batch >= {world_size}."
             )
@@ -348,7 +349,8 @@ class ClassBalanced:
     Examples:
         >>> ClassBalanced(64, 1)
         Traceback (most recent call last):
-        ValueError: items_per_class=1: an item alone in its class has no relevant item. Use items_per_class >= 2.
+        fewshot_callbacks.errors.InputError: items_per_class=1: an item alone in its class has no relevant item.
+        Use items_per_class >= 2.
     """
 
     classes_per_batch: int
@@ -384,14 +386,15 @@ def check_batch_sizes(**sizes: Any) -> None:
     Examples:
         >>> check_batch_sizes(items_per_class=1)
         Traceback (most recent call last):
-        ValueError: items_per_class=1: an item alone in its class has no relevant item. Use items_per_class >= 2.
+        fewshot_callbacks.errors.InputError: items_per_class=1: an item alone in its class has no relevant item.
+        Use items_per_class >= 2.
     """
     for name, size in sizes.items():
         smallest, reason = _SMALLEST[name]
         if not hasattr(size, "__index__") or isinstance(size, bool):
-            raise ValueError(f"{name}={size!r} must be a whole number, such as {smallest}.")
+            raise InputError(f"{name}={size!r} must be a whole number, such as {smallest}.")
         if size < smallest:
-            raise ValueError(f"{name}={size}: {reason}. Use {name} >= {smallest}.")
+            raise InputError(f"{name}={size}: {reason}. Use {name} >= {smallest}.")
 
 
 def check_class_balance(
@@ -416,14 +419,15 @@ def check_class_balance(
     Examples:
         >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))
         Traceback (most recent call last):
-        ValueError: items_per_class=3, but class 'owl' has 2 items. Use items_per_class <= 2 or drop the class.
+        fewshot_callbacks.errors.InputError: items_per_class=3, but class 'owl' has 2 items.
+        Use items_per_class <= 2 or drop the class.
     """
     classes, sizes = torch.unique(labels, return_counts=True)
     if len(classes) < classes_per_batch:
         fix = "Pass the labels of the data set."
         if len(classes):
             fix = f"Use {prefix}classes_per_batch <= {len(classes)} or add classes."
-        raise ValueError(
+        raise InputError(
             f"classes_per_batch={classes_per_batch}, but the labels hold {counted(len(classes), 'class')}. {fix}"
         )
     too_small = int((sizes < items_per_class).sum())
@@ -437,4 +441,4 @@ def check_class_balance(
         fact += f", the smallest of {too_small} classes that are too small"
         drop = "drop these classes"
     fix = f"Use {prefix}items_per_class <= {size} or {drop}." if size > 1 else f"{drop.capitalize()}."
-    raise ValueError(f"items_per_class={items_per_class}, but {fact}. {fix}")
+    raise InputError(f"items_per_class={items_per_class}, but {fact}. {fix}")

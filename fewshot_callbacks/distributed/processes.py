@@ -22,6 +22,8 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
+
 T = TypeVar("T")
 
 
@@ -30,10 +32,6 @@ class ShardIndex(NamedTuple):
 
     queries: Int[Tensor, "queries"]
     gallery: Int[Tensor, "gallery"]
-
-
-class SharedError(ValueError):
-    """Base of errors that are made of one text, so that they are raised in other processes as what they are."""
 
 
 class RemoteError(RuntimeError):
@@ -56,7 +54,7 @@ class _Failure:
     def of(cls, error: BaseException) -> _Failure:
         # An exception is sent as a text. Its class may not be known to the other process, or take other arguments than a
         # string, and what it refers to may be large, or impossible to pickle.
-        if type(error) is ValueError or isinstance(error, SharedError):
+        if type(error) is ValueError or isinstance(error, InputError):
             return cls(str(error), type(error))
         if not isinstance(error, Exception):  # an interrupt of one process interrupts all
             return cls(f"{type(error).__name__} in another process", KeyboardInterrupt)
@@ -194,7 +192,7 @@ class Processes(ABC):
         for rank, printed in enumerate(by_rank):
             for name, value in by_rank[0].items():
                 if printed[name] != value:
-                    raise ValueError(
+                    raise InputError(
                         f"{call}: {name} is {value} in process 0, {printed[name]} in process {rank}. Call it in the same "
                         "way in every process; one that holds no item passes empty tensors."
                     )

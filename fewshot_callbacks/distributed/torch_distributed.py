@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, to_the_end
+from fewshot_callbacks.errors import InputError
 
 T = TypeVar("T")
 
@@ -197,6 +198,6 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     dims = {rank: values.shape[1] for rank, values in enumerate(by_rank) if values.numel() and values.ndim == 2}
     if len(set(dims.values())) > 1:
         listed = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
-        raise ValueError(f"embeddings have dimension {listed}. All must come from the same model.")
+        raise InputError(f"embeddings have dimension {listed}. All must come from the same model.")
     gathered = [values.to(tensor.device) for values in by_rank if values.numel()]
     return gathered or [tensor]

@@ -14,6 +14,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import write_whole
 
 # A protocol has two letters at least: C:/ is a drive. `Path` leaves one of the two slashes. Protocols may be chained by ::.
@@ -209,11 +210,11 @@ def naming_address(address: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None and error.filename:  # of a disk of this machine
             raise
         if str(error).startswith("Protocol not known"):
-            raise ValueError(
+            raise InputError(
                 f"{address} begins with a protocol that fsspec does not know. Check its spelling; "
                 "fsspec.available_protocols() lists all."
             ) from error
-        raise ValueError(
+        raise InputError(
             f"{address} cannot be reached{_cause_in_brackets(error, address)}. Check the address, the network, and the keys "
             "that this machine uses."
         ) from error

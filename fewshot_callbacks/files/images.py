@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import describe_system_names, is_system_name
 from fewshot_callbacks.system.terminal import printable
 
@@ -123,7 +124,7 @@ def parse_colour(background: str) -> tuple[int, ...]:
     try:
         return ImageColor.getrgb(background)[:3]
     except (ValueError, AttributeError):
-        raise ValueError(
+        raise InputError(
             f"background is {background!r}, which is no colour. Pass a name such as 'white', or '#rrggbb'."
         ) from None
 
@@ -178,11 +179,11 @@ def _opened(file: str | Path) -> Iterator[Image.Image]:
     """Open an image for the block. Any error of opening, and any error inside the block, becomes a ValueError."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):  # opening a named pipe would wait for ever
-            raise ValueError("it is no regular file")
+            raise InputError("it is no regular file")
         with Image.open(file, formats=FORMATS) as image:
             yield image
     except Exception as error:  # Pillow promises no class of error for a broken file
-        raise ValueError(str(error) or type(error).__name__) from error
+        raise InputError(str(error) or type(error).__name__) from error
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
@@ -204,7 +205,7 @@ def to_8_bits(image: Image.Image) -> Image.Image:
         return scaled
     if not has_known_range(image):
         kind = "32-bit integers" if image.mode == "I" else "fractions"
-        raise ValueError(f"it holds {kind}, whose black and white are unknown; save it with 8 or 16 bits")
+        raise InputError(f"it holds {kind}, whose black and white are unknown; save it with 8 or 16 bits")
     return image
 
 
@@ -314,7 +315,7 @@ def refuse_second_links(files: Sequence[Path]) -> None:
     for link in links:
         real = os.path.realpath(link)
         if real in path_of_real:
-            raise ValueError(f"{link} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
+            raise InputError(f"{link} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
         path_of_real[real] = link
 
 
@@ -336,7 +337,7 @@ def _images_of(
         # All paths to one folder have the same real path, whatever links they contain.
         real = os.path.realpath(folder)
         if real in path_of_real:
-            raise ValueError(f"{folder} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
+            raise InputError(f"{folder} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
         path_of_real[real] = folder
         entries = list_entries(folder, listing.of_systems)
         listings.append((str(folder), entries))

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.errors import InputError
 
 Arrays = list[NDArray[Any]]
 
@@ -150,7 +151,7 @@ class Journal:
             if recorded.get(name) != current.get(name)
         ]
         if differences:
-            raise ValueError(
+            raise InputError(
                 f"{self.folder} holds the state of another evaluation, by its {', '.join(differences)}. Repeat the "
                 "evaluation as it was, delete the folder to begin anew, or name another one."
             )
@@ -353,10 +354,10 @@ def _refuse_foreign_files(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ValueError(f"{folder} is a file. Name a new folder, or an empty one.")
+        raise InputError(f"{folder} is a file. Name a new folder, or an empty one.")
     for file in sorted(folder.iterdir()):
         if _STATE_NAME.fullmatch(file.name) is None:
-            raise ValueError(
+            raise InputError(
                 f"{folder} holds {file.name}, which is no state of an evaluation, and would not be safe there. Name a new "
                 "folder, or an empty one."
             )
@@ -379,7 +380,7 @@ def _has_mark(file: Path) -> bool:
 
 
 def _damaged(file: Path) -> ValueError:
-    return ValueError(
+    return InputError(
         f"{file.parent} holds {file.name}, which was damaged. Delete the folder to begin anew, or name another one."
     )
 

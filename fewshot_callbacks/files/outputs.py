@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from fewshot_callbacks.errors import InputError
+
 # Stands as `Software` in the pictures, and begins `generator` in the reports.
 WRITER = "fewshot_callbacks"
 # Bytes that are searched: the marks stand in the first lines of a page, and before the pixels of a picture.
@@ -61,7 +63,7 @@ def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> No
         return
     for path in inputs:
         if path is not None and path.exists() and output.samefile(path):
-            raise ValueError(
+            raise InputError(
                 f"{option} {output} is a file that this command reads, and would be replaced. Name another."
             )
 

@@ -20,6 +20,7 @@ from filelock import FileLock
 from fsspec.callbacks import Callback
 from tqdm import tqdm
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import filesystem_of, is_address, naming_address, path_text
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import print_notes
@@ -91,9 +92,9 @@ def list_remote(address: str) -> RemoteListing:
             files_only = [entry for entry in entries.values() if entry.get("type") != "directory"]
             found = tuple(_remote_file(files, entry, address) for entry in files_only)
     except FileNotFoundError as error:
-        raise ValueError(str(error)) from error
+        raise InputError(str(error)) from error
     if not found:
-        raise ValueError(f"{address} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
+        raise InputError(f"{address} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
     if is_pattern:
         return RemoteListing(found, "pattern")
     return RemoteListing(found, "file" if entries.keys() == {path} else "folder")
@@ -138,7 +139,7 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
         return Path(text)
     listing = list_remote(text)
     if listing.kind != "file":
-        raise ValueError(f"{text} is a {listing.kind} of {len(listing.files)} files, and one file is needed. Name it.")
+        raise InputError(f"{text} is a {listing.kind} of {len(listing.files)} files, and one file is needed. Name it.")
     return local_copies(listing.files)[0]
 
 
@@ -253,7 +254,7 @@ def _refuse_full_disk(needed_bytes: int, files: Sequence[RemoteFile]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
-        raise ValueError(
+        raise InputError(
             f"copies of {_described(files, needed_bytes)} do not fit into {folder}, where {free_bytes / 1e6:,.1f} MB are "
             f"free. Make room, or name another folder in {CACHE_VARIABLE}."
         )
@@ -277,7 +278,7 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
         lock = FileLock(f"{copy}.lock")
         lock.acquire()
     except NotImplementedError as error:
-        raise ValueError(
+        raise InputError(
             f"files in {cache_folder()} cannot be locked, and two processes could write the same. Name a folder on another "
             f"disk in {CACHE_VARIABLE}."
         ) from error
@@ -292,7 +293,7 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
             fetched = _remote_file(file.filesystem, file.filesystem.info(file.path), file.address)
         has_size = file.size is None or incomplete.stat().st_size == file.size
         if not has_size or fetched.version != file.version:
-            raise ValueError(f"{file.address} changed or was cut off while it was fetched. Fetch it again.")
+            raise InputError(f"{file.address} changed or was cut off while it was fetched. Fetch it again.")
         incomplete.replace(copy)
     finally:
         incomplete.unlink(missing_ok=True)

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from fewshot_callbacks.errors import InputError
+
 
 class Line(NamedTuple):
     """A line of a file.
@@ -48,7 +50,7 @@ def read_lines(file: Path) -> list[Line]:
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"{file} is no text in UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
         ) from None
     lines = (Line(number, line.strip(" \t")) for number, line in enumerate(re.split(r"\r?\n", text), start=1))

@@ -26,7 +26,8 @@ from jaxtyping import Float64, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes, SharedError
+from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import as_tensor, needs, refuse_masked, refuse_without_values, tensor_code
 from fewshot_callbacks.sources.stored_rows import is_of_other_library
 from fewshot_callbacks.system.words import counted, verb, with_article
@@ -42,7 +43,7 @@ DIGEST_BYTES = 16
 _NOUNS = {"ids": "id", "groups": "group", "places": "place", "clusters": "cluster", "folds": "fold"}
 
 
-class LabelFormsError(SharedError):
+class LabelFormsError(InputError):
     """Raised for labels of different forms: a mistake in what is passed, which no other data and no training mends."""
 
 
@@ -176,7 +177,7 @@ def as_targets(value: Any, name: str, call: str) -> Labels | None:
         return None
     missing = int((~array.isfinite()).sum())
     if missing:
-        raise ValueError(
+        raise InputError(
             f"{call}: {missing:,} of {counted(array.numel(), 'target')} in {name} {verb(missing, 'is', 'are')} NaN or "
             "infinite. Leave out these items."
         )
@@ -191,7 +192,7 @@ def labels_of_each(value: Any, items: int, name: str, of: str, call: str, *, set
     """
     labels = as_labels(value, name, call, sets=sets)
     if len(labels) != items:
-        raise ValueError(
+        raise InputError(
             f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
         )
     return labels
@@ -424,7 +425,7 @@ def _labels_of_sets(targets: Tensor, name: str, call: str) -> Labels:
     targets = targets.detach().cpu()
     wrong = int(((targets != 0) & (targets != 1)).sum())
     if wrong:
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} have shape {tuple(targets.shape)}, and {counted(wrong, 'entry')} {verb(wrong, 'is', 'are')} "
             "neither 0 nor 1. Entry (i, j) is 1 if item i has label j; for one label each pass one integer or string "
             "for each item."
@@ -439,13 +440,13 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
     """Return numbers as a tensor, and entries that may be words as an array of words or objects."""
     refuse_masked(value, name, call)
     if isinstance(value, str | bytes):
-        raise ValueError(f"{call}: {name} is the single string {value!r}. Pass a list with one for each item.")
+        raise InputError(f"{call}: {name} is the single string {value!r}. Pass a list with one for each item.")
     if isinstance(value, Sequence):
         return _read_sequence(value, name, call)
     if is_of_other_library(value) and not _is_read_by_numpy(value):
         return as_tensor(value, name, call)
     if not hasattr(value, "__array__"):
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} is {with_article(type(value).__name__)}; expected a list, array or tensor of integers or "
             "strings, one for each item."
         )
@@ -479,7 +480,7 @@ def _read_array(array: NDArray[Any], name: str, call: str) -> Tensor | NDArray[A
     try:
         words: NDArray[Any] = np.char.decode(array, "utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, 'latin-1'), or "
             "name the encoding that they were written in."
         ) from error
@@ -515,8 +516,8 @@ def _labels_of_entries(entries: list[Any], name: str, call: str) -> Labels:
         try:
             return Labels(torch.tensor(list(map(int, entries)), dtype=torch.int64, device="cpu"))
         except (OverflowError, RuntimeError, ValueError) as error:
-            raise ValueError(_beyond_64_bits(name, call)) from error
-    raise ValueError(f"{call}: {_fault_of_entries(entries, name)}")
+            raise InputError(_beyond_64_bits(name, call)) from error
+    raise InputError(f"{call}: {_fault_of_entries(entries, name)}")
 
 
 def _fault_of_entries(entries: list[Any], name: str) -> str:
@@ -556,9 +557,9 @@ def _labels_of_integers(integers: Tensor, name: str, call: str, code: str) -> La
     if integers.dtype in UNSIGNED:
         integers = integers.to(torch.int64)
         if bool((integers < 0).any()):
-            raise ValueError(_beyond_64_bits(name, call, f"{code}.tolist()"))
+            raise InputError(_beyond_64_bits(name, call, f"{code}.tolist()"))
     if integers.dtype not in LABEL_DTYPES:
-        raise ValueError(f"{needs(call)} integer {name}; got {integers.dtype}. {_fix_of_floats(integers, name, code)}")
+        raise InputError(f"{needs(call)} integer {name}; got {integers.dtype}. {_fix_of_floats(integers, name, code)}")
     return Labels(integers.to(torch.int64))
 
 
@@ -589,4 +590,4 @@ def _check_shape(shape: tuple[int, ...], name: str, call: str, column: str, code
         fix = f"Pass {column}; evaluate_retrieval takes zeros and ones for items with several labels each."
     elif len(shape) == 2:
         fix = f"Pass one column: {code}[:, 0]."
-    raise ValueError(f"{needs(call)} one {noun} for each item; {name} has shape {tuple(shape)}. {fix}")
+    raise InputError(f"{needs(call)} one {noun} for each item; {name} has shape {tuple(shape)}. {fix}")

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import as_tensor, refuse_masked
 from fewshot_callbacks.system.words import verb
@@ -41,13 +42,13 @@ def read_targets(labels: Mapping[str, Any], processes: Processes) -> dict[str, F
     floats = [name for name, number in columns.items() if number is not None]
     classes = [name for name, number in columns.items() if number is None]
     if floats and classes:
-        raise ValueError(
+        raise InputError(
             f"{CALL}: {floats[0]} are floats, {classes[0]} are classes. Pass floats everywhere for a regression, or "
             f"integers or strings everywhere for classes, such as {floats[0].split()[0]}.long()."
         )
     if len(set(columns.values())) > 1:
         shapes = " and ".join(f"{number} in {name}" for name, number in columns.items())
-        raise ValueError(f"{CALL}: numbers of targets differ: {shapes}. Pass the same targets in the same order.")
+        raise InputError(f"{CALL}: numbers of targets differ: {shapes}. Pass the same targets in the same order.")
     number_of_targets = next(iter(columns.values()), None)
     if number_of_targets is None:
         return None
@@ -88,14 +89,14 @@ def _targets_of(value: Any, name: str) -> Float[Tensor, "items targets"] | None:
     if targets.ndim == 1:
         targets = targets[:, None]
     if targets.ndim != 2 or not targets.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"{CALL}: {name} have shape {tuple(targets.shape)}. Pass floats of shape (items,) or (items, targets) for a "
             "regression, with at least one target."
         )
     is_bad = ~(targets.abs() <= LARGEST_TARGET).all(dim=1)
     bad = int(is_bad.sum())
     if bad:
-        raise ValueError(
+        raise InputError(
             f"{CALL}: {bad} of {len(targets)} {name} {verb(bad, 'is', 'are')} NaN, infinite or beyond {LARGEST_TARGET:g}, "
             f"the first at index {int(is_bad.nonzero()[0])}. Drop these items from all arguments."
         )

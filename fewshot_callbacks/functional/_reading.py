@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.sources.stored_rows import StoredRows, is_of_other_library, tensor_of_other_library
 from fewshot_callbacks.system.words import counted, verb, with_article
 
@@ -67,7 +68,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
         return _computable_values(tensor)
     except (TypeError, ValueError, RuntimeError) as error:
         kind = with_article(f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__)
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} is {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a NumPy "
             "array, or a list of rows of the same length."
         ) from error
@@ -114,10 +115,10 @@ def _is_row(value: Any) -> bool:
 def _refuse_words(value: Any, name: str, call: str) -> None:
     """Refuse an array of strings, and a list that begins with one."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
-        raise ValueError(f"{call}: {name} is a NumPy array of strings ({value.dtype}); expected numbers.")
+        raise InputError(f"{call}: {name} is a NumPy array of strings ({value.dtype}); expected numbers.")
     first = _first_number(value)
     if isinstance(first, str | bytes):
-        raise ValueError(f"{call}: {name} hold strings, such as {first!r}; expected numbers.")
+        raise InputError(f"{call}: {name} hold strings, such as {first!r}; expected numbers.")
 
 
 def _first_number(value: Any) -> Any:
@@ -153,14 +154,14 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
         ValueError: With what to pass instead.
     """
     if tensor.is_meta:
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} is a meta tensor, which has a shape but no values. Pass one that was computed on the CPU or "
             "an accelerator."
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
         fix = f"{name}.to_padded_tensor(0.0)" if tensor.is_nested else f"{name}.to_dense()"
-        raise ValueError(f"{call}: {name} is a tensor of layout {kind}; expected a dense one. Pass {fix}.")
+        raise InputError(f"{call}: {name} is a tensor of layout {kind}; expected a dense one. Pass {fix}.")
 
 
 def refuse_masked(value: Any, name: str, call: str) -> None:
@@ -173,7 +174,7 @@ def refuse_masked(value: Any, name: str, call: str) -> None:
     masked = sum(int(np.ma.getmaskarray(array).sum()) for array in arrays if isinstance(array, np.ma.MaskedArray))
     if masked:
         stack = f"{name} = np.ma.stack({name}), then " if arrays is value else ""  # a list has no mask of its own
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} is a masked array with {counted(masked, 'masked value')}, which a tensor would take for "
             f"valid ones. Drop the items with a masked value from all arguments, {stack}keep = "
             f"~np.ma.getmaskarray({name}).reshape(len({name}), -1).any(axis=1), then {name}.data[keep]; or choose what "
@@ -199,15 +200,15 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str, code: st
     code = code or name
     if embeddings.ndim != 2:
         fix = matrix_from(code, embeddings.ndim)
-        raise ValueError(f"{needs(call)} {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
+        raise InputError(f"{needs(call)} {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
     if not embeddings.dtype.is_floating_point:
-        raise ValueError(
+        raise InputError(
             f"{needs(call)} floating-point {name}; got {embeddings.dtype}. {as_floats(code, embeddings.dtype)}"
         )
     if embeddings.shape[0] == 0:
-        raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
+        raise InputError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
     if embeddings.shape[1] == 0:
-        raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+        raise InputError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
 
 
 @contextmanager
@@ -259,7 +260,7 @@ def refuse_unknown(call: str, name: str, value: Any, known: Any, fix: str) -> No
         fix: A sentence on what to pass instead.
     """
     if value not in get_args(known):
-        raise ValueError(f"{call}: there is no {name}={value!r}. {fix}")
+        raise InputError(f"{call}: there is no {name}={value!r}. {fix}")
 
 
 def check_seed(call: str, name: str, seed: Any) -> int:
@@ -270,7 +271,7 @@ def check_seed(call: str, name: str, seed: Any) -> int:
     """
     is_whole = hasattr(seed, "__index__") and not isinstance(seed, bool)
     if not is_whole or not -(2**63) <= seed.__index__() < 2**64:
-        raise ValueError(f"{call}: {name}={seed!r} must be a whole number, such as 0, from -2**63 to 2**64 - 1.")
+        raise InputError(f"{call}: {name}={seed!r} must be a whole number, such as 0, from -2**63 to 2**64 - 1.")
     return int(seed.__index__())
 
 
@@ -287,7 +288,7 @@ def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str
     """
     if len(rows):
         code = code or name
-        raise ValueError(
+        raise InputError(
             f"{call}: {len(rows)} of {counted(items, 'row')} of {name} {verb(len(rows), 'holds', 'hold')} NaN or Inf, "
             f"the first at index {int(rows[0])}{where}. Find the step that made them (a diverged loss, a division by a "
             f"zero norm, float16 overflow), or drop them: keep = {code}.isfinite().all(dim=1), then {code}[keep], and "
@@ -331,7 +332,7 @@ def signs(codes: Tensor, name: str, call: str, code: str | None = None) -> Int[T
     """
     code = code or name
     if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
         )
     codes = codes.detach().cpu()
@@ -343,7 +344,7 @@ def signs(codes: Tensor, name: str, call: str, code: str | None = None) -> Int[T
     if len(other_values):
         _refuse_other_values(codes, other_values, name, call, code)
     if bool(is_zero.any()) and bool(is_minus_one.any()):
-        raise ValueError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {code} > 0.")
+        raise InputError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {code} > 0.")
     return is_one.to(torch.int8).mul_(2).sub_(1)
 
 
@@ -352,7 +353,7 @@ def _refuse_other_values(codes: Tensor, other_values: Tensor, name: str, call: s
     if codes.dtype == torch.uint8:
         values = codes.unique().tolist()
         examples = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} hold {examples}; binary codes hold 0 and 1. Pass {code} > 0 if each value is a bit, or "
             f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
         )
@@ -366,7 +367,7 @@ def _refuse_other_values(codes: Tensor, other_values: Tensor, name: str, call: s
     examples = ", ".join(f"{value:g}" for value in other_values[:3].tolist())
     if len(other_values) > 3:
         examples += ", ..."
-    raise ValueError(
+    raise InputError(
         f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(other_values):,} of {codes.numel():,} values of {name} are "
         f"neither ({examples}). {fix}"
     )

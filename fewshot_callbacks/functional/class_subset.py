@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._reading import check_seed, default_mode
 
@@ -46,7 +47,7 @@ def class_subset(
     """
     for name, limit in (("classes", classes), ("items_per_class", items_per_class)):
         if limit is not None and limit < 1:
-            raise ValueError(f"class_subset: {name}={limit} must be at least 1; None takes all.")
+            raise InputError(f"class_subset: {name}={limit} must be at least 1; None takes all.")
     codes = as_labels(labels, "labels", "class_subset").codes.cpu()
     generator = torch.Generator().manual_seed(check_seed("class_subset", "seed", seed))
     distinct, class_of_item = codes.unique(return_inverse=True)

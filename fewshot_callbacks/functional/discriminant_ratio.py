@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, join, on_cpu
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, tensor_code
@@ -122,12 +123,12 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Lab
     item_labels = as_labels(labels, "labels", function)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         fix = as_floats(code, embeddings.dtype) if embeddings.ndim == 2 else matrix_from(code, embeddings.ndim)
-        raise ValueError(
+        raise InputError(
             f"{function} needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
             f"{tuple(embeddings.shape)}. {fix}"
         )
     if len(item_labels) != len(embeddings):
-        raise ValueError(
+        raise InputError(
             f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(item_labels)} labels. "
             "Both must come from the same items in the same order."
         )
@@ -472,11 +473,11 @@ def ratio_of_set(
         dims_by_rank = processes.gather(None if mine is None else mine.means.shape[1])
         dims = {rank: dim for rank, dim in enumerate(dims_by_rank) if dim is not None}
         if not dims:
-            raise ValueError("The set is empty: no step gave an embedding.")
+            raise InputError("The set is empty: no step gave an embedding.")
         first, dim = next(iter(dims.items()))
         for rank, dim_of_rank in dims.items():
             if dim_of_rank != dim:
-                raise ValueError(
+                raise InputError(
                     f"ratio_of_set: embeddings have dimension {dim} in process {first}, {dim_of_rank} in process "
                     f"{rank}. All must come from the same model."
                 )
@@ -486,13 +487,13 @@ def ratio_of_set(
         if skip_singletons:
             scatter_of_j = moments.class_scatter(skip_singletons=True, processes=processes)
     if not len(scatter.counts):
-        raise ValueError("The set is empty: no step gave an embedding.")
+        raise InputError("The set is empty: no step gave an embedding.")
     value = float(scatter_of_j.discriminant_ratio(eps=eps))
     if not math.isnan(value):
         return value, scatter
     if scatter.counts.max() == 1:
-        raise ValueError(
+        raise InputError(
             f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: validate on a "
             "set with several items of each class."
         )
-    raise ValueError("All embeddings are equal: the model has collapsed.")
+    raise InputError("All embeddings are equal: the model has collapsed.")

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text, read_file, write_file
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels
@@ -134,7 +135,7 @@ def training_dynamics(
     before = as_tensor(before, "before", call)
     after = as_tensor(after, "after", call)
     if before.shape != after.shape:
-        raise ValueError(
+        raise InputError(
             f"training_dynamics compares the same rows before and after a step; got shapes {tuple(before.shape)} and "
             f"{tuple(after.shape)}. Embed one batch twice."
         )
@@ -254,7 +255,7 @@ def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "c
     is_large = counts > shots
     ways = int(is_large.sum())
     if ways < 2:
-        raise ValueError(
+        raise InputError(
             f"{ways} of the {len(counts)} classes of a batch have more than shots={shots} items, and two are needed. Train "
             "with an EpisodicBatchSampler, or on larger batches of fewer classes."
         )
@@ -300,7 +301,7 @@ class DynamicsHistory:
 
     def __post_init__(self) -> None:
         if len(self.steps) != len(self.measures):
-            raise ValueError(
+            raise InputError(
                 f"{counted(len(self.steps), 'step')} came with {counted(len(self.measures), 'measure')}. Pass one for "
                 "each step."
             )
@@ -339,7 +340,7 @@ class DynamicsHistory:
         """
         try:
             if state["format"] != FILE_FORMAT:
-                raise ValueError(f"format {state['format']!r} is unknown")
+                raise InputError(f"format {state['format']!r} is unknown")
             columns: list[Any] = [state[name] for name in MEASURED]
             measures = []
             for *row, why in zip(*columns, state["undefined"], strict=True):
@@ -347,7 +348,7 @@ class DynamicsHistory:
                 measures.append(StepDynamics(alpha, phi, psi_con, psi_div, tuple(why)))
             return cls(tuple(state["steps"]), tuple(measures), state["centering"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise InputError(
                 f"This is not a history of training dynamics ({type(error).__name__}: {error}). TrainingDynamicsMonitor "
                 "writes one, training_dynamics.json."
             ) from error
@@ -389,7 +390,7 @@ class DynamicsHistory:
             state = json.loads(content.decode("utf-8"))
             return cls.from_dict(state if isinstance(state, dict) else {})
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path_text(path)}: {error}") from error
+            raise InputError(f"{path_text(path)}: {error}") from error
 
 
 # The paper prints p-values below this in bold.
@@ -526,12 +527,12 @@ def compare_dynamics(
     second = run_b if isinstance(run_b, DynamicsHistory) else DynamicsHistory.load(run_b)
     for name, run in zip(names, (first, second), strict=True):
         if len(run) == 0:
-            raise ValueError(
+            raise InputError(
                 f"compare_dynamics: run {name!r} has no measured step. Attach TrainingDynamicsMonitor, and let "
                 "every_n_steps be smaller than the number of optimiser steps."
             )
     if first.centering != second.centering:
-        raise ValueError(
+        raise InputError(
             f"compare_dynamics: run {names[0]!r} was centred by {first.centering!r} and run {names[1]!r} by "
             f"{second.centering!r}, so their values cannot be compared. Measure both with the same centering."
         )

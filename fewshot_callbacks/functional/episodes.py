@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, on_cpu
 from fewshot_callbacks.functional._reading import check_seed, default_mode
@@ -65,7 +66,7 @@ class EpisodeProtocol:
         for name, least in {"ways": 2, "shots": 1, "queries": 1, "episodes": 1, "seed": 0}.items():
             value = getattr(self, name)
             if value < least:
-                raise ValueError(f"EpisodeProtocol({name}={value}): use {name} >= {least}.")
+                raise InputError(f"EpisodeProtocol({name}={value}): use {name} >= {least}.")
 
 
 ClassNames = Sequence[str] | Mapping[int, str]
@@ -102,7 +103,7 @@ class EpisodeList:
         sizes = tuple(self.indices.shape[1:])
         expected = (self.ways, self.shots + self.queries)
         if sizes != expected:
-            raise ValueError(
+            raise InputError(
                 f"indices have {sizes} classes and images per episode; {self.ways}-way {self.shots}-shot with "
                 f"{counted(self.queries, 'query')} makes {expected}. Pass indices of shape (episodes, ways, shots + "
                 "queries)."
@@ -125,7 +126,7 @@ class EpisodeList:
             5
         """
         if n < 0:
-            raise ValueError(f"first({n}) asks for a negative number of episodes. Use n >= 0.")
+            raise InputError(f"first({n}) asks for a negative number of episodes. Use n >= 0.")
         classes = None if self.classes is None else self.classes[:n]
         return EpisodeList(self.indices[:n], self.ways, self.shots, self.queries, classes)
 
@@ -193,7 +194,8 @@ def sample_episodes(
         [1, 1]
         >>> sample_episodes(labels, ways=2, shots=1, queries=3, class_names={7: "heron", -1: "owl"})
         Traceback (most recent call last):
-        ValueError: 2-way 1-shot with 3 queries needs 4 images per class; class 'owl' has 3, the smallest of 2 classes
+        fewshot_callbacks.errors.InputError: 2-way 1-shot with 3 queries needs 4 images per class;
+        class 'owl' has 3, the smallest of 2 classes
         that are too small. Use queries <= 2 or drop these classes.
     """
     check_episode_sizes(ways=ways, shots=shots, queries=queries, episodes=episodes)
@@ -240,13 +242,13 @@ def check_episode_sizes(**sizes: int) -> None:
     Examples:
         >>> check_episode_sizes(ways=5, shots=0)
         Traceback (most recent call last):
-        ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
+        fewshot_callbacks.errors.InputError: shots is 0; an episode needs at least one. Use shots >= 1.
     """
     for name, size in sizes.items():
         if not hasattr(size, "__index__") or isinstance(size, bool):
-            raise ValueError(f"{name} is {size!r}; expected a whole number. Use {name} >= 1.")
+            raise InputError(f"{name} is {size!r}; expected a whole number. Use {name} >= 1.")
         if size < 1:
-            raise ValueError(f"{name} is {size}; an episode needs at least one. Use {name} >= 1.")
+            raise InputError(f"{name} is {size}; an episode needs at least one. Use {name} >= 1.")
 
 
 def check_classes_suffice(
@@ -268,7 +270,8 @@ def check_classes_suffice(
     Examples:
         >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))
         Traceback (most recent call last):
-        ValueError: 2-way 1-shot with 2 queries needs 3 images per class; class 'heron' has 2, the smallest of 2 classes
+        fewshot_callbacks.errors.InputError: 2-way 1-shot with 2 queries needs 3 images per class;
+        class 'heron' has 2, the smallest of 2 classes
         that are too small. Use queries <= 1 or drop these classes.
     """
     numbers, words = as_labels(labels, "labels", "check_classes_suffice").encoded()
@@ -279,7 +282,7 @@ def check_classes_suffice(
             if len(classes)
             else "Pass the labels of the data set."
         )
-        raise ValueError(f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. {fix}")
+        raise InputError(f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. {fix}")
     items_per_class = shots + queries
     too_small = int((counts < shots + queries).sum())
     if too_small:
@@ -289,7 +292,7 @@ def check_classes_suffice(
         fewer = f"Use {prefix}queries <= {size - shots} or drop"
         if size <= shots:
             fewer = f"Use {prefix}shots 1 with {prefix}queries <= {size - 1} or drop" if size > 1 else "Drop"
-        raise ValueError(
+        raise InputError(
             f"{ways}-way {shots}-shot with {counted(queries, 'query')} needs {counted(items_per_class, 'image')} per "
             f"class; class {class_name(int(classes[smallest]), words or class_names)} has {size}{several}. {fewer} "
             f"{'these classes' if too_small > 1 else 'the class'}."
@@ -333,24 +336,24 @@ def split_episode(
     check_episode_sizes(shots=shots)
     labels, names = as_labels(labels, "labels", "split_episode").encoded()
     if len(labels) != len(embeddings):
-        raise ValueError(
+        raise InputError(
             f"{counted(len(embeddings), 'embedding')} came with {counted(len(labels), 'label')}. Pass one label per row."
         )
     if len(labels) == 0:
-        raise ValueError("The episode is empty: 0 embeddings. Pass a batch drawn by an EpisodicBatchSampler.")
+        raise InputError("The episode is empty: 0 embeddings. Pass a batch drawn by an EpisodicBatchSampler.")
     classes, counts = torch.unique(labels, return_counts=True)
     size = int(counts[0])
     if bool((counts != size).any()):
         smallest = int(counts.argmin())
         largest = int(counts.argmax())
         uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (smallest, largest)]
-        raise ValueError(
+        raise InputError(
             f"An episode has equally many rows of each class; {' and '.join(uneven)}. Pass a batch drawn by an "
             "EpisodicBatchSampler."
         )
     if size <= shots:
         rows, fewer = (f"{size} rows", f"Use shots <= {size - 1} or draw") if size > 1 else ("1 row", "Draw")
-        raise ValueError(
+        raise InputError(
             f"{shots}-shot leaves no query: each of the {len(classes)} classes has {rows}. "
             f"{fewer} more images per class."
         )
@@ -389,7 +392,7 @@ def split_episodes(
     rows = len(embeddings)
     item_labels = as_labels(labels, "labels", "split_episodes")
     if rows % episodes or len(item_labels) != rows:
-        raise ValueError(
+        raise InputError(
             f"{counted(rows, 'embedding')} with labels of shape {(len(item_labels),)} do not form a batch of "
             f"{counted(episodes, 'episode')} of the same size. Pass as many rows for each episode, and one label per row."
         )
@@ -406,13 +409,13 @@ def split_episodes(
         except ValueError as error:
             if number == 0:
                 raise
-            raise ValueError(f"Episode {number} of the {episodes} of the batch: {error}") from error
+            raise InputError(f"Episode {number} of the {episodes} of the batch: {error}") from error
         support.append(support_of_episode)
         queries.append(queries_of_episode)
         ways = len(support_of_episode)
         first_ways = len(support[0])
         if ways != first_ways:
-            raise ValueError(
+            raise InputError(
                 f"Episode {number} of the {episodes} of the batch has {counted(ways, 'class')}, the first has "
                 f"{first_ways}. Pass episodes of equal size, as an EpisodicBatchSampler draws them."
             )
@@ -532,7 +535,7 @@ class EpisodeAccuracy:
             ('0.133 0.036', True)
         """
         if self.batch_statistics != other.batch_statistics:
-            raise ValueError(
+            raise InputError(
                 "One accuracy was measured with the batch statistics of its episodes, the other was not; they cannot be "
                 "compared. Evaluate both in the same way."
             )
@@ -592,15 +595,15 @@ def summarize_accuracies(
     """
     n = len(accuracies)
     if n == 0:
-        raise ValueError("No accuracy to summarise: 0 episodes were measured. Measure at least one.")
+        raise InputError("No accuracy to summarise: 0 episodes were measured. Measure at least one.")
     if n != len(episode_list):
-        raise ValueError(
+        raise InputError(
             f"{n} accuracies came with a list of {len(episode_list)} episodes, so its hash would not name what was "
             "measured. Measure every episode once, or pass `episode_list.first(n)`."
         )
     values = accuracies.detach().to("cpu", torch.float64)
     if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(
+        raise InputError(
             f"Accuracies lie in [0, 1]; found {values.min().item():g} to {values.max().item():g}. Pass fractions, not "
             "percentages, and no NaN."
         )

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
@@ -405,7 +406,7 @@ def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | 
     by_rank = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
     dims = {rank: dim for rank, (dim, number, _) in enumerate(by_rank) if number}
     if not dims:
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: embeddings is empty (shape {tuple(rows.shape)}) in every process. Pass at least one item."
         )
     refuse_other_dims(_CALL, "embeddings", dims)

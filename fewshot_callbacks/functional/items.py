@@ -26,6 +26,7 @@ from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.duplicates import first_duplicates
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.vectors import Vectors, check_similarity
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
 from fewshot_callbacks.functional._reading import (
     as_tensor,
@@ -90,7 +91,7 @@ class Takes(NamedTuple):
 TAKES = {
     "evaluate_identification": Takes(),
     "evaluate_retrieval": Takes(label_sets=True),
-    "grouped_recall": Takes(label_sets=True),
+    "grouped_recall": Takes(),
     "knn_accuracy": Takes(query_ids_alone=True),
     "linear_probe": Takes(excludes=False, needs_gallery=True),
     "near_duplicates": Takes(labels=False, notes=False),
@@ -576,7 +577,7 @@ def _first_of_repeated(items: Items) -> Int[Tensor, "counted"] | None:
 def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes: Takes, *, labelled: bool) -> None:
     """Refuse a column that only one of two sets has, and a column of a gallery that was not passed."""
     if takes.needs_gallery and is_one_set:
-        raise ValueError(
+        raise InputError(
             f"{call}: gallery is missing. Pass gallery= and gallery_labels=, or Shards(..., is_gallery=...) as queries."
         )
     present = columns.keys()
@@ -585,9 +586,9 @@ def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes:
     if takes.labels and has_gallery_labels == is_one_set:
         fact = "gallery_labels without gallery" if is_one_set else "gallery without gallery_labels"
         or_neither = "" if takes.needs_gallery else ", or neither for leave-one-out"
-        raise ValueError(f"{call}: {fact}. gallery and gallery_labels belong together: pass both{or_neither}.")
+        raise InputError(f"{call}: {fact}. gallery and gallery_labels belong together: pass both{or_neither}.")
     if labelled and not takes.labels and has_gallery_labels != (has_query_labels and not is_one_set):
-        raise ValueError(
+        raise InputError(
             f"{call}: query_labels, gallery and gallery_labels do not fit together. With a gallery, pass both query_labels "
             "and gallery_labels, or neither. Without a gallery, pass query_labels alone."
         )
@@ -595,7 +596,7 @@ def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes:
         has_query = f"query_{kind}" in present
         has_gallery = f"gallery_{kind}" in present
         if is_one_set and has_gallery:
-            raise ValueError(
+            raise InputError(
                 f"{call}: gallery_{kind} without a gallery. Pass query_{kind}= alone, which names the items of one set, or "
                 "pass the gallery, too."
             )
@@ -603,7 +604,7 @@ def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes:
             continue
         may_be_alone = is_one_set or (kind == "ids" and takes.query_ids_alone)
         if has_query != has_gallery and not (has_query and may_be_alone):
-            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
+            raise InputError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
 
 
 def _notes_on_ids(processes: Processes, sides: Mapping[str, Items]) -> list[str]:
@@ -777,7 +778,7 @@ class _Reader:
         kinds = self.processes.gather((items, dim, rows.dtype))
         holders = {rank: kind for rank, kind in enumerate(kinds) if kind[0]}
         if not holders:
-            raise ValueError(
+            raise InputError(
                 f"{self.call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item."
             )
         dims = {rank: of_rank for rank, (_, of_rank, _) in holders.items()}
@@ -813,7 +814,7 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
         fact = f"queries have dimension {queries}, the gallery has {gallery}"
         if as_codes:
             fact = f"codes of {queries} bits cannot be compared with a gallery of {gallery} bits"
-        raise ValueError(f"{call}: {fact}. Both must come from the same model.")
+        raise InputError(f"{call}: {fact}. Both must come from the same model.")
 
 
 def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
@@ -821,7 +822,7 @@ def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
     first, dim = next(iter(dims.items()))
     for rank, dim_of_rank in dims.items():
         if dim_of_rank != dim:
-            raise ValueError(
+            raise InputError(
                 f"{call}: {name} have dimension {dim} in process {first}, {dim_of_rank} in process {rank}. All must "
                 "come from the same model."
             )
@@ -830,7 +831,7 @@ def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
 def check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
     """Refuse places of all items that are not each of 0, 1, 2, ... once."""
     if not torch.equal(places.sort().values, torch.arange(len(places))):
-        raise ValueError(
+        raise InputError(
             f"{call}: the places of {name} must be 0 to {len(places) - 1}, each once over all processes. Drop repeated "
             "items first."
         )
@@ -890,7 +891,7 @@ def _refuse_groups_of_one(merged: Mapping[str, Any], passed: Mapping[str, Any]) 
     [other_prefix] = prefixes - with_groups
     if f"{grouped}_groups" not in passed:
         names = {"query": "queries", "gallery": "gallery"}
-        raise ValueError(
+        raise InputError(
             f"Only the files of the {names[grouped]} hold groups: they would exclude nobody. Pass groups= to the Shards of "
             f"both sets, or {other_prefix}_groups=."
         )

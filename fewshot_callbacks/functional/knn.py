@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Rules, Share, first_equal_rows, read_items
@@ -206,7 +207,7 @@ def knn_accuracy(
         sets = read_items(_CALL, queries, gallery, columns, share=share, similarity=similarity, memory=memory).hashed()
         has_match = sets.count_candidates_with("labels") > 0
         if not has_match.any():
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: {none_has(len(has_match), 'query')} a candidate of its label, so no vote can be "
                 "right. Pass a gallery with labels of the queries, or none for leave-one-out."
             )
@@ -224,7 +225,7 @@ def _checked(
     fix = "Pass numbers of neighbours, such as (10, 20)."
     ks = [positive_whole(_CALL, "k", number, fix) for number in several(k)]
     if not ks:
-        raise ValueError(f"{_CALL}: k is empty. Pass at least one number of neighbours, such as (10, 20).")
+        raise InputError(f"{_CALL}: k is empty. Pass at least one number of neighbours, such as (10, 20).")
     memory_bytes(_CALL, memory_mb)
     normal_quantile(confidence)
     if temperature is None:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._probe_inputs import CALL, read_targets
 from fewshot_callbacks.functional._reading import default_mode
@@ -251,10 +252,10 @@ def _checked_strengths(strengths: Any) -> list[float]:
     fix = f"Pass numbers from {WEAKEST:g} to {STRONGEST:g}, such as (0.001, 0.1, 10)."
     numbers = [positive_number(CALL, "strengths", strength, fix) for strength in several(strengths)]
     if not numbers:
-        raise ValueError(f"{CALL}: strengths is empty. {fix}")
+        raise InputError(f"{CALL}: strengths is empty. {fix}")
     for number in numbers:
         if not WEAKEST <= number <= STRONGEST:
-            raise ValueError(f"{CALL}: strengths holds {number:g}. {fix}")
+            raise InputError(f"{CALL}: strengths holds {number:g}. {fix}")
     return list(dict.fromkeys(numbers))
 
 
@@ -304,13 +305,13 @@ class _Classification:
         present = gallery.labels.unique()
         if len(present) < 2:
             label = present[0].item() if sets.label_names is None else sets.label_names[int(present[0])]
-            raise ValueError(
+            raise InputError(
                 f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, and a classifier needs two "
                 "classes. Pass a gallery of several classes."
             )
         query_classes = _index_in(present, queries.labels)
         if not bool((query_classes >= 0).any()):
-            raise ValueError(
+            raise InputError(
                 f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction "
                 "can be right. Pass a gallery with labels of the queries, or query_labels of the same kind."
             )
@@ -445,7 +446,7 @@ def _notes_on_items(sets: ItemSets) -> list[str]:
     """
     notes = [*sets.notes_on_ids]
     if len(sets.gallery.columns.get("groups", torch.arange(2)).unique()) < 2:
-        raise ValueError(
+        raise InputError(
             f"{CALL}: all gallery items are of one group, and a fit without it has no items. Pass gallery_groups of "
             "several groups, or none to leave out single items."
         )
@@ -515,7 +516,7 @@ class _Regression:
         """
         queries, gallery = sets.queries, sets.gallery
         if gallery.length < 2:
-            raise ValueError(
+            raise InputError(
                 f"{CALL}: the gallery has a single item, and a regression needs two. Pass a larger gallery."
             )
         query_targets = targets["query_labels"][queries.of_rows("rows")]

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import (
     as_tensor,
@@ -72,7 +73,7 @@ def embedding_movement(before: Any, after: Any) -> Movement:
     rows_before = _read(before, "before")
     rows_after = _read(after, "after")
     if len(rows_before) != len(rows_after):
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: before has {counted(len(rows_before), 'row')}, after {len(rows_after)}. Pass the same items in "
             "the same order."
         )
@@ -98,7 +99,7 @@ def _read(rows: Any, name: str) -> Float[Tensor, "items dim"]:
     """
     tensor = as_tensor(rows, name, _CALL).detach().cpu().double()
     if tensor.ndim != 2:
-        raise ValueError(f"{_CALL}: {name} has shape {tuple(tensor.shape)}. Pass one row for each item, (items, dim).")
+        raise InputError(f"{_CALL}: {name} has shape {tuple(tensor.shape)}. Pass one row for each item, (items, dim).")
     refuse_non_finite(non_finite_rows(tensor), len(tensor), name, _CALL, code=tensor_code(name, rows))
     return tensor
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.nearest import NearestItems, nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Floats, Vectors, check_similarity
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import (
     as_tensor,
     check_embeddings,
@@ -105,7 +106,7 @@ class Neighbours:
             ValueError: If the neighbours were searched without labels.
         """
         if self.relevant is None:
-            raise ValueError("Neighbours.first_relevant needs labels. Pass them to nearest.")
+            raise InputError("Neighbours.first_relevant needs labels. Pass them to nearest.")
         rank = self.relevant.long().argmax(dim=1) + 1
         return torch.where(self.relevant.any(dim=1), rank, 0)
 
@@ -366,7 +367,7 @@ def near_duplicates(
             call, queries, gallery, columns, share=share, similarity=similarity, memory=memory, labelled=False
         )
         if sets.same_set and sets.queries.length == 1:
-            raise ValueError(
+            raise InputError(
                 f"{call}: queries hold a single item, which has no pair. Pass a second set as gallery, or more items."
             )
         rules = sets.rules()
@@ -399,7 +400,7 @@ def _threshold(min_score: Any, similarity: Similarity) -> float:
     except (TypeError, ValueError):
         threshold = math.nan  # refused below
     if not (low <= threshold <= high and math.isfinite(threshold)):
-        raise ValueError(f"near_duplicates: no {similarity} score is compared with min_score={min_score!r}. {fix}")
+        raise InputError(f"near_duplicates: no {similarity} score is compared with min_score={min_score!r}. {fix}")
     return threshold
 
 
@@ -453,7 +454,7 @@ def search_of_all(call: str, sets: ItemSets, k: int) -> NearestItems:
     of_all = NearestItems(*(items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found))
     if not (of_all.items >= 0).any():
         fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
-        raise ValueError(f"{call}: {none_has(items.length, 'query')} a candidate. {fix}")
+        raise InputError(f"{call}: {none_has(items.length, 'query')} a candidate. {fix}")
     return of_all
 
 
@@ -476,9 +477,9 @@ def positive_whole(
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     number = value.__index__() if is_whole else None
     if number is None or number < least:
-        raise ValueError(f"{call}: {name}={value!r} must be a whole number of at least {least}. {fix}")
+        raise InputError(f"{call}: {name}={value!r} must be a whole number of at least {least}. {fix}")
     if most is not None and number > most:
-        raise ValueError(f"{call}: {name}={value!r} must be at most {most}. {fix}")
+        raise InputError(f"{call}: {name}={value!r} must be at most {most}. {fix}")
     return int(number)
 
 
@@ -492,7 +493,7 @@ def positive_number(call: str, name: str, value: Any, fix: str) -> float:
     number = value.item() if is_scalar_array else value
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and 0 < number < math.inf):
-        raise ValueError(f"{call}: {name}={value!r} must be a positive number. {fix}")
+        raise InputError(f"{call}: {name}={value!r} must be a positive number. {fix}")
     return float(number)
 
 
@@ -513,20 +514,20 @@ def chosen_indices(call: str, name: str, value: Any, items: int, of: str = "embe
         return torch.arange(items)
     index = as_tensor(value, name, call).cpu()
     if not index.numel():
-        raise ValueError(f"{call}: {name} is empty. Pass the index of at least one of the {items} {of}.")
+        raise InputError(f"{call}: {name} is empty. Pass the index of at least one of the {items} {of}.")
     if index.ndim == 1 and index.dtype == torch.bool and len(index) == items:
         index = index.nonzero().flatten()
     if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} must be indices of {of}, one-dimensional integers, or a mask of all {items}; got shape "
             f"{tuple(index.shape)} of {index.dtype}. Pass a list of indices, such as [0, 5]."
         )
     index = index.long()
     out_of_range = index[(index < 0) | (index >= items)]
     if len(out_of_range):
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} holds {int(out_of_range[0])}, but {of} has {items} items. Pass indices from 0 to {items - 1}."
         )
     if not len(index):
-        raise ValueError(f"{call}: {name} chooses none of the {items} {of}. Pass at least one index.")
+        raise InputError(f"{call}: {name} chooses none of the {items} {of}. Pass at least one index.")
     return index

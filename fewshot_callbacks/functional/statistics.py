@@ -38,6 +38,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._reading import as_tensor
@@ -227,7 +228,7 @@ class Difference:
 def normal_quantile(confidence: float) -> float:
     """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} is not between 0 and 1. Pass, for instance, 0.95.")
+        raise InputError(f"confidence={confidence} is not between 0 and 1. Pass, for instance, 0.95.")
     upper = (1 + confidence) / 2
     # Near 1 the upper share is rounded to 1, but the share of the lower tail is not rounded to 0.
     return NormalDist().inv_cdf(upper) if upper < 1 else -NormalDist().inv_cdf((1 - confidence) / 2)
@@ -581,7 +582,7 @@ def _within_range(values: Sequence[float], lowest: int) -> list[float]:
     """
     if not all(lowest - OUTSIDE <= value <= 1 + OUTSIDE for value in values):
         fact = "Metrics lie in [0, 1]" if lowest == 0 else "Differences of metrics lie in [-1, 1]"
-        raise ValueError(
+        raise InputError(
             f"{fact}; found {min(values):g} to {max(values):g}. Scale them, or use paired_difference_interval for "
             "differences."
         )

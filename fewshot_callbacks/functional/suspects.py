@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.items import EVERYTHING, Share, read_items
@@ -172,7 +173,7 @@ def suspects(
     with share.processes.together():
         is_number = isinstance(min_probability, int | float) and not isinstance(min_probability, bool)
         if not (is_number and 0 <= min_probability <= 1):
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: min_probability={min_probability!r} must be a probability. Pass one from 0 to 1, such as 0.5."
             )
         k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
@@ -184,7 +185,7 @@ def suspects(
         items = sets.queries
         distinct, classes = items.labels.unique(return_inverse=True)
         if len(distinct) < 2:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: the labels of all items are the same ({counted(items.length, 'item')}), so no neighbour can "
                 "disagree with one. Pass labels of at least two classes."
             )

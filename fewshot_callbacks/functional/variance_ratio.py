@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.discriminant_ratio import (
     ClassMoments,
@@ -129,7 +130,7 @@ def variance_ratio_of_set(
     normal_quantile(confidence)
     if not isinstance(embeddings, ClassMoments | ClassScatter):
         if labels is None:
-            raise ValueError(
+            raise InputError(
                 "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding."
             )
         rows, item_labels = read_batch(embeddings, labels, "variance_ratio_of_set")

@@ -14,6 +14,7 @@ from pytorch_metric_learning.utils.common_functions import LOGGER, numpy_to_torc
 from pytorch_metric_learning.utils.inference import CustomKNN
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.functional._notes import NotesOnce
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
@@ -185,7 +186,7 @@ class _Items(NamedTuple):
         is_one_label = all(math.prod(shapes[name][1:]) == 1 for name in ("query_labels", "reference_labels"))
         if len(shapes["reference"]) == 1 or not (is_one_label or has_rows_as_labels):
             listed = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
-            raise ValueError(
+            raise InputError(
                 f"{call}: {listed}. Pass query, query_labels, reference, reference_labels in this order, which is not that "
                 "of version 1, and one label for each item."
             )
@@ -194,7 +195,7 @@ class _Items(NamedTuple):
             torch.equal(self.query, self.reference[first])
             and torch.equal(self.query_labels, self.reference_labels[first])
         ):
-            raise ValueError(
+            raise InputError(
                 f"{call}: ref_includes_query=True, and reference and reference_labels do not begin with query and "
                 "query_labels. Put the queries first, or pass ref_includes_query=False."
             )
@@ -246,7 +247,7 @@ def _similarity_of(knn_func: Any) -> Any:
     index = getattr(getattr(knn_func, "index_init_fn", None), "__name__", None)  # of FaissKNN
     if index in _INDICES:
         return _INDICES[index]
-    raise ValueError(
+    raise InputError(
         f"{_CALL}: the distance of knn_func={knn_func!r} is not known. Pass CustomKNN with CosineSimilarity, "
         "DotProductSimilarity or LpDistance(p=2), or use AccuracyCalculator."
     )

@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import util
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.functional._notes import NotesOnce
 from fewshot_callbacks.functional._reading import named
@@ -84,7 +85,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         arguments = signature.bind(queries, corpus, relevant_docs, *args, **options).arguments
         super().__init__(**arguments)
         if self.write_predictions:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: write_predictions=True asks for the nearest documents, which it does not list. Leave it out, or "
                 "use InformationRetrievalEvaluator."
             )
@@ -123,7 +124,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         queries, corpus = self._embed(model, **options)
         largest = max(self.evaluators)
         if largest > queries.shape[1]:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: dims hold {largest}, and embeddings have {queries.shape[1]} dimensions. Pass no more than these."
             )
         values: dict[str, float] = {}
@@ -191,21 +192,21 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             ValueError: As the constructor does.
         """
         if not self.queries_ids:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: no query has relevant documents. Pass relevant_docs with the ids of queries as keys."
             )
         judged = {query: list(self.relevant_docs[query]) for query in self.queries_ids}
         repeated = [query for query, documents in judged.items() if len(set(documents)) < len(documents)]
         if repeated:
-            raise ValueError(f"{_CALL}: relevant_docs of {repeated[0]!r} name a document twice. Pass sets of ids.")
+            raise InputError(f"{_CALL}: relevant_docs of {repeated[0]!r} name a document twice. Pass sets of ids.")
         return Relevance.from_judgements(judged, self.queries_ids, self.corpus_ids, unknown=unknown)
 
     def _check_dims(self, dims: Sequence[int]) -> None:
         """Refuse dimensions that are no different positive integers, and dimensions beside `truncate_dim`."""
         if not dims or any(type(dim) is not int or dim < 1 for dim in dims) or len(set(dims)) < len(dims):
-            raise ValueError(f"{_CALL}: dims={dims!r} must be different positive integers, such as (256, 64).")
+            raise InputError(f"{_CALL}: dims={dims!r} must be different positive integers, such as (256, 64).")
         if self.truncate_dim is not None:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: dims={dims!r} and truncate_dim={self.truncate_dim} both say to which dimensions embeddings are "
                 "truncated. Pass dims alone."
             )
@@ -221,7 +222,7 @@ def _refuse_other_encoders(*models: Any) -> None:
         for base in type(model).__mro__:
             if base.__name__ in _OTHER_ENCODERS:
                 found, evaluator = _OTHER_ENCODERS[base.__name__]
-                raise ValueError(
+                raise InputError(
                     f"{_CALL}: the model ({type(model).__name__}) gives {found}. {_CALL} compares one dense vector for "
                     f"each text. Pass a SentenceTransformer, or use {evaluator}."
                 )
@@ -238,7 +239,7 @@ def _similarity_of(function: Callable[..., Any]) -> Any:
     similarity = _SIMILARITIES.get(function, name)
     if similarity not in _SIMILARITIES.values():
         shown = getattr(function, "__name__", function) if name is None else name
-        raise ValueError(
+        raise InputError(
             f"{_CALL} cannot compute the score function {shown}. Pass cos_sim, dot_score or euclidean_sim of "
             "sentence_transformers.util in score_functions, or use InformationRetrievalEvaluator."
         )

@@ -6,11 +6,13 @@ import weakref
 from typing import Any, NamedTuple, Unpack
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import Share, evaluate_retrieval
 from fewshot_callbacks.functional._notes import NotesOnce
 from fewshot_callbacks.functional._reading import named
+from fewshot_callbacks.functional.retrieval.settings import from_keywords
 from fewshot_callbacks.metrics import EmbeddingStore
-from fewshot_callbacks.settings import RetrievalOptions, from_keywords, takes
+from fewshot_callbacks.settings import RetrievalOptions, takes
 from fewshot_callbacks.system.words import counted
 
 try:
@@ -101,7 +103,7 @@ class BatchRetrievalMetrics:
         embeddings = self._embeddings_of(evaluation.predictions)
         labels = evaluation.label_ids
         if isinstance(labels, tuple | list):
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: label_ids hold {counted(len(labels), 'array')}, one for each of label_names. Pass the name of "
                 'the labels alone: TrainingArguments(label_names=["labels"]).'
             )
@@ -126,19 +128,19 @@ class BatchRetrievalMetrics:
         outputs = predictions if isinstance(predictions, tuple | list) else (predictions,)
         if self.output is None and len(outputs) > 1:
             shapes = ", ".join(_form(output) for output in outputs)
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: the model has {counted(len(outputs), 'output')} other than the loss, of shapes {shapes}. Pass "
                 f"the index of the embeddings among them: {_CALL}(output={len(outputs) - 1})."
             )
         index = self.output or 0
         if not -len(outputs) <= index < len(outputs):
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: output={index}, and the model has {counted(len(outputs), 'output')} other than the loss. Pass an "
                 f"index below {len(outputs)}."
             )
         chosen = outputs[index]
         if isinstance(chosen, tuple | list) or len(chosen.shape) != 2:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: output {index} of the model is of shape {_form(chosen)}, and embeddings are of shape (items, "
                 f"dim). {_remedy(predictions, index)}"
             )

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, labels_of_each
 from fewshot_callbacks.functional._reading import check_matrix, non_finite_rows, refuse_non_finite
 
@@ -280,13 +281,13 @@ def check_bins(call: str, similarity: str, count: int, low: float, high: float) 
     """
     if similarity not in get_args(BoundedSimilarity):
         choices = ", ".join(get_args(BoundedSimilarity))
-        raise ValueError(f"{call}(similarity={similarity!r}) is unknown. Choose one of {choices}.")
+        raise InputError(f"{call}(similarity={similarity!r}) is unknown. Choose one of {choices}.")
     if not isinstance(count, int) or count < 2:
-        raise ValueError(
+        raise InputError(
             f"{call}(bins={count!r}) must be a whole number from 2 on: between two bins a score has a gradient."
         )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"{call}(low={low}, high={high}) is not a range. Pass low < high, such as low=0, high=1.")
+        raise InputError(f"{call}(low={low}, high={high}) is not a range. Pass low < high, such as low=0, high=1.")
 
 
 OnEmpty = Literal["raise", "zero"]
@@ -424,11 +425,11 @@ class SoftAveragePrecisionLoss(nn.Module):
     ) -> None:
         super().__init__()
         if similarity == "hamming" and (bins is not None or (low, high) != (0.0, 1.0)):
-            raise ValueError(
+            raise InputError(
                 "SoftAveragePrecisionLoss(similarity='hamming') has one bin for each distance. Leave out bins, low and high."
             )
         if on_empty not in ("raise", "zero"):
-            raise ValueError(f"SoftAveragePrecisionLoss(on_empty={on_empty!r}) is unknown. Choose raise or zero.")
+            raise InputError(f"SoftAveragePrecisionLoss(on_empty={on_empty!r}) is unknown. Choose raise or zero.")
         # Networks trained with 5 bins had a lower mAP. The mAP with 100 bins did not differ from that with 25
         # (docs/average_precision_loss.md).
         self.bins = 25 if bins is None else bins
@@ -458,7 +459,7 @@ class SoftAveragePrecisionLoss(nn.Module):
             if self.on_empty == "zero":
                 return (0.0 * queries.float()).sum()  # zero, with a gradient of zero
             classes = len(as_labels(query_labels, "query_labels", type(self).__name__).codes.unique())
-            raise ValueError(
+            raise InputError(
                 f"SoftAveragePrecisionLoss: none of the {len(values)} items of the batch has another item of its "
                 f"class ({classes} {'class' if classes == 1 else 'classes'}). Draw several items of each class, for "
                 "instance with a ClassBalancedBatchSampler, or pass on_empty='zero'."
@@ -475,13 +476,13 @@ class SoftAveragePrecisionLoss(nn.Module):
         """Return the soft average precision of each query; NaN if it has no relevant candidate."""
         call = type(self).__name__
         if (gallery is None) != (gallery_labels is None):
-            raise ValueError(f"{call}: gallery and gallery_labels belong together. Pass both, or neither.")
+            raise InputError(f"{call}: gallery and gallery_labels belong together. Pass both, or neither.")
         query_vectors, read_query_labels = self._read(queries, query_labels, "queries", "query_labels")
         gallery_vectors, read_gallery_labels = query_vectors, read_query_labels
         if gallery is not None:
             gallery_vectors, read_gallery_labels = self._read(gallery, gallery_labels, "gallery", "gallery_labels")
             if gallery_vectors.shape[1] != query_vectors.shape[1]:
-                raise ValueError(
+                raise InputError(
                     f"{call}: queries of dimension {query_vectors.shape[1]}, but a gallery of dimension "
                     f"{gallery_vectors.shape[1]}. Both must come from the same model."
                 )
@@ -556,7 +557,7 @@ class BinaryCodes(nn.Module):
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         if not temperature > 0:
-            raise ValueError(f"BinaryCodes(temperature={temperature}) must be above 0.")
+            raise InputError(f"BinaryCodes(temperature={temperature}) must be above 0.")
         self.temperature = temperature
 
     def extra_repr(self) -> str:

@@ -21,6 +21,7 @@ from jaxtyping import Bool, UInt8
 from torch import Tensor
 from torchmetrics import Metric
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, join
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids
 from fewshot_callbacks.metrics._rows import sketches_of
@@ -82,7 +83,7 @@ def refuse_other_columns(call: str, earlier: Mapping[str, bool], given: Mapping[
     """Refuse a batch with arguments that earlier batches did not have, and one without those that they had."""
     for name, had_earlier in earlier.items():
         if had_earlier != (given[name] is not None):
-            raise ValueError(f"{call}: some batches have {name}, others none. Pass them with each batch.")
+            raise InputError(f"{call}: some batches have {name}, others none. Pass them with each batch.")
 
 
 def first_of_each_id(

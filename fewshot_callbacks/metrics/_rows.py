@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._repeated import sketches
 
 # Bytes of a block of rows. glibc maps what is larger than 32 MiB for itself alone, and so gives it back to the system when
@@ -75,7 +76,7 @@ class RowsInFile:
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
         except OSError as error:
-            raise ValueError(
+            raise InputError(
                 f"{call}: spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk "
                 "with room for the embeddings of a validation."
             ) from error
@@ -91,7 +92,7 @@ class RowsInFile:
             self._file.write(rows.cpu().to(self._dtype).contiguous().view(torch.uint8).numpy().data)
             self._file.flush()
         except OSError as error:
-            raise ValueError(
+            raise InputError(
                 f"{self._call}: the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: "
                 f"{error.strerror}. Make room, or pass a folder on another disk."
             ) from error

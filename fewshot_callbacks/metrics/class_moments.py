@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.distributed.torch_distributed import gather_tensors
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, moments_of_set, unit_rows
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
@@ -151,7 +152,7 @@ class ClassMomentsMetric(Metric):
     def _moments_of_items(self, call: str) -> ClassMoments:
         """Return the moments of the first item of each id."""
         if len(self.counts):
-            raise ValueError(f"{call}: some processes gave ids, others none. Pass them in every process.")
+            raise InputError(f"{call}: some processes gave ids, others none. Pass them in every process.")
         batches = batches_in(self.embeddings)
         labels, ids = (labels_in_states(self, name, call) for name in ("labels", "ids"))
         every_item = torch.ones(len(ids), dtype=torch.bool, device="cpu")

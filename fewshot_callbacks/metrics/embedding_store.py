@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, encode, encode_ids, join, no_labels
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._repeated import first_of_each, note_on_ids
@@ -368,13 +369,13 @@ def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
         mixed_ranks = [rank for rank, values in presence.items() if len(values) > 1]
         if mixed_ranks:
             batches = f"some batches of process {mixed_ranks[0]}" if has_several else "some batches"
-            raise ValueError(f"{call}: {name} are given in {batches} alone. {fix}")
+            raise InputError(f"{call}: {name} are given in {batches} alone. {fix}")
         words = {rank: "given" if values[0] else "left out" for rank, values in presence.items()}
         if len(set(words.values())) > 1:
-            raise ValueError(f"{call}: {name} are {_two_that_differ(words)}. {fix}")
+            raise InputError(f"{call}: {name} are {_two_that_differ(words)}. {fix}")
     sizes = {rank: str(call.dataset_size) for rank, call in enumerate(calls)}
     if len(set(sizes.values())) > 1:
-        raise ValueError(
+        raise InputError(
             f"{call}: dataset_size is {_two_that_differ(sizes)}. Pass the number of items of the whole data set in "
             "every process."
         )

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, labels_of_each, read_labels, refuse_other_forms
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, needs, tensor_code
 from fewshot_callbacks.system.words import counted
@@ -65,20 +66,20 @@ class ItemBatch:
         code = tensor_code("embeddings", embeddings)
         rows = as_tensor(embeddings, "embeddings", call)
         if rows.ndim != 2:
-            raise ValueError(
+            raise InputError(
                 f"{needs(call)} embeddings of shape (items, dim); got shape {tuple(rows.shape)}. "
                 f"{matrix_from(code, rows.ndim)}"
             )
         if floats and len(rows) and not rows.is_floating_point():
             fix = as_floats(code, rows.dtype)
-            raise ValueError(f"{needs(call)} floating-point embeddings; got {rows.dtype}. {fix}")
+            raise InputError(f"{needs(call)} floating-point embeddings; got {rows.dtype}. {fix}")
         item_labels = labels_of_each(labels, len(rows), "labels", "embeddings", call, sets=sets)
         given = {name: values for name, values in (("ids", ids), ("groups", groups)) if values is not None}
         columns: dict[Hashable, Labels] = {
             name: read_ids(values, len(rows), call, name) for name, values in given.items()
         }
         if positions is not None and positions.shape != rows.shape[:1]:
-            raise ValueError(
+            raise InputError(
                 f"{needs(call)} one position for each of the {counted(len(rows), 'embedding')}; got positions of shape "
                 f"{tuple(positions.shape)}."
             )
@@ -107,7 +108,7 @@ class ItemBatch:
         for name, column in {"labels": self.labels, **self.columns}.items():
             refuse_another_form(method, forms.get(name, ""), column, str(name))
         if dim not in (None, self.embeddings.shape[1]):
-            raise ValueError(
+            raise InputError(
                 f"{method}: the embeddings so far have dimension {dim}, those of this batch {self.embeddings.shape[1]}. "
                 "Every batch must come from the same layer."
             )

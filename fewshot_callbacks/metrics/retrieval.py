@@ -14,6 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.distributed.torch_distributed import gather_tensors
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional._repeated import is_on_copies
@@ -25,9 +26,8 @@ from fewshot_callbacks.functional.retrieval import (
     requested_metric,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
-from fewshot_callbacks.functional.retrieval.registry import find_metrics
 from fewshot_callbacks.functional.retrieval.relevance import check_choices, read_judgements
-from fewshot_callbacks.functional.retrieval.settings import reported_metrics, without_classes
+from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of, without_classes
 from fewshot_callbacks.metrics._label_states import (
     add_label_states,
     append_labels,
@@ -40,7 +40,7 @@ from fewshot_callbacks.metrics._label_states import (
 )
 from fewshot_callbacks.metrics._rows import join_rows
 from fewshot_callbacks.metrics.item_batch import ItemBatch
-from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, from_keywords, takes
+from fewshot_callbacks.settings import RetrievalOptions, takes
 from fewshot_callbacks.system.words import counted
 
 # Columns with one label for each item; each has the two states of `add_label_states`.
@@ -118,9 +118,7 @@ class RetrievalEvaluation(Metric):
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         evaluation_settings = {name: value for name, value in settings.items() if name not in options}
-        # Refuses a wrong setting now.
-        from_keywords(RetrievalEvaluation, evaluation_settings)
-        self.settings = cast(RetrievalOptions, evaluation_settings)
+        self.settings = from_keywords(RetrievalEvaluation, evaluation_settings)
         self.judged = None
         self.at_least = at_least
         self.unknown = unknown
@@ -128,7 +126,7 @@ class RetrievalEvaluation(Metric):
             check_choices("RetrievalEvaluation", at_least, unknown)
             self.judged = read_judgements("RetrievalEvaluation", judgements)
         elif at_least != 1 or unknown != "error":
-            raise ValueError(
+            raise InputError(
                 "RetrievalEvaluation: at_least and unknown are those of judgements. Pass judgements=..., or leave them out."
             )
         self.report: RetrievalReport | None = None
@@ -139,14 +137,9 @@ class RetrievalEvaluation(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     @property
-    def _requested(self) -> Sequence[RequestedMetric]:
-        """The metrics that are computed; not kept, since the functions of some cannot be pickled."""
-        return reported_metrics(from_keywords(RetrievalEvaluation, dict(self.settings)))
-
-    @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute
         """Whether larger values are better; None where the values differ in it. The threshold has no part in it."""
-        directions = {requested.metric.better for requested in self._requested} - {None}
+        directions = {requested.metric.better for requested in request_of(self.settings).reported} - {None}
         return directions == {"higher"} if len(directions) == 1 else None
 
     def update(
@@ -185,7 +178,7 @@ class RetrievalEvaluation(Metric):
             earlier = {"is_gallery": len(self.is_gallery) > 0}
             earlier |= {name: has_labels(self, name) for name in ("ids", "groups")}
             refuse_other_columns(method, earlier, {"ids": ids, "is_gallery": is_gallery, "groups": groups})
-        are_vectors = self.settings.get("similarity") != "hamming"
+        are_vectors = self.settings.similarity != "hamming"
         batch = ItemBatch.read(method, embeddings, labels, ids, groups, sets=True, floats=are_vectors)
         forms = {name: form_of_labels(self, name) for name in LABEL_COLUMNS}
         batch.refuse_unlike(method, self.embeddings[0].shape[1] if self.embeddings else None, forms)
@@ -203,11 +196,11 @@ class RetrievalEvaluation(Metric):
         method = "RetrievalEvaluation.update"
         if (labels is None) != (self.judged is not None):
             fact = "neither labels nor judgements say" if labels is None else "labels and judgements both say"
-            raise ValueError(
+            raise InputError(
                 f"{method}: {fact} who is relevant. Pass labels here, or RetrievalEvaluation(judgements=...) and ids."
             )
         if self.judged is not None and ids is None:
-            raise ValueError(f"{method}: judgements name items by their ids. Pass the ids of the items.")
+            raise InputError(f"{method}: judgements name items by their ids. Pass the ids of the items.")
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Add a batch, as `update` does, and return the metrics of this batch alone. Earlier batches stay.
@@ -240,10 +233,10 @@ class RetrievalEvaluation(Metric):
                 raise
             warnings.warn(f"RetrievalEvaluation: the values of a batch are NaN. {error}", stacklevel=2)
         self.update(*args, **kwargs)
-        settings = from_keywords(RetrievalEvaluation, self.settings)
+        settings = self.settings
         if self.judged is not None or form_of_labels(self, "labels") not in ("strings", "integers"):
             settings = without_classes("RetrievalEvaluation", settings)
-        keys = [requested.key for requested in find_metrics(settings.metrics)]
+        keys = [requested.key for requested in request_of(settings).named]
         return {key: torch.tensor(math.nan, dtype=torch.float64, device="cpu") for key in keys}
 
     def reset(self) -> None:
@@ -267,10 +260,10 @@ class RetrievalEvaluation(Metric):
         labels, ids, groups = (labels_in_states(self, name, call) for name in LABEL_COLUMNS)
         items = sum(map(len, batches))
         if items == 0:
-            raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
+            raise InputError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
         for name, count in {"ids": len(ids), "is_gallery": len(is_gallery), "groups": len(groups)}.items():
             if count not in (0, items):
-                raise ValueError(
+                raise InputError(
                     f"{call}: some processes gave {name}, others none: {count} of {items} items have them. Pass them "
                     "in every process."
                 )
@@ -293,7 +286,7 @@ class RetrievalEvaluation(Metric):
         if self.judged is not None:
             arguments["relevance"] = self._relevance([ids[is_in_side] for is_in_side in sides])
         with named(type(self).__name__, "evaluate_retrieval"):
-            self.report = evaluate_retrieval(**arguments, **self.settings)
+            self.report = evaluate_retrieval(**arguments, **self.settings.arguments())
         for note in filter(is_on_copies, self.report.notes):
             warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
         return {
@@ -332,7 +325,7 @@ class RetrievalEvaluation(Metric):
 
     def _with_range(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the values of the metrics that have a range."""
-        known = (*METRICS, *(requested.metric for requested in self._requested))
+        known = (*METRICS, *(requested.metric for requested in request_of(self.settings).reported))
         return {name: value for name, value in values.items() if requested_metric(name, known).metric.range is not None}
 
 
@@ -340,7 +333,7 @@ def _read_flags(is_gallery: Any, items: int, call: str) -> Bool[Tensor, "items"]
     """Return whether each item belongs to the gallery."""
     flags = torch.as_tensor(is_gallery, device="cpu")
     if flags.dtype != torch.bool or flags.shape not in ((), (items,)):
-        raise ValueError(
+        raise InputError(
             f"{call}: is_gallery of shape {tuple(flags.shape)} and type {flags.dtype} must be one boolean, or one for each "
             f"of the {counted(items, 'embedding')}."
         )

@@ -10,6 +10,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval import CompressionReport
 from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.style import in_house_style, new_figure
@@ -102,7 +103,7 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
     compared = report.compared()
     key = compared[0] if metric is None else metric
     if key not in compared:
-        raise ValueError(
+        raise InputError(
             f"compression_curve: metric={key!r} was not compared, but {', '.join(compared)}. Pass one of these, or ask for "
             f"it with compression_costs(metrics=({key!r}, ...))."
         )

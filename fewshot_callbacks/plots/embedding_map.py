@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from scipy.linalg import eigh, orthogonal_procrustes
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.fitted_text import shorten
 from fewshot_callbacks.plots.panels import as_array
@@ -106,15 +107,15 @@ def project(
         ('first principal component, 98 % of the variance', 'second principal component, 2 % of the variance')
     """
     if method not in get_args(Method):
-        raise ValueError(f"There is no method {method!r}. Use one of {', '.join(map(repr, get_args(Method)))}.")
+        raise InputError(f"There is no method {method!r}. Use one of {', '.join(map(repr, get_args(Method)))}.")
     vectors = as_array(embeddings).astype(np.float64)
     label_array = as_array(labels)
     id_array = np.arange(len(vectors)) if ids is None else as_array(ids)
     if not len(vectors):
-        raise ValueError("There is no embedding to project. Pass at least one.")
+        raise InputError("There is no embedding to project. Pass at least one.")
     for argument, values in (("labels", label_array), ("ids", id_array)):
         if len(values) != len(vectors):
-            raise ValueError(
+            raise InputError(
                 f"There are {counted(len(vectors), 'embedding')} and {len(values)} {argument}. Pass one for each."
             )
     notes = []
@@ -315,9 +316,9 @@ def embedding_map(
         >>> figure = embedding_map(project(np.eye(4), ["cat", "cat", "dog", "dog"]), title="epoch 3")
     """
     if not len(projection.points):
-        raise ValueError("There is no item to draw.")
+        raise InputError("There is no item to draw.")
     if not 1 <= most <= MAX_CLASSES:
-        raise ValueError(f"most is {most}. Use 1 to {MAX_CLASSES}: more colours and marks cannot be told apart.")
+        raise InputError(f"most is {most}. Use 1 to {MAX_CLASSES}: more colours and marks cannot be told apart.")
     has_point = _has_point(projection)
     points = projection.points[has_point]
     labels = projection.labels[has_point]

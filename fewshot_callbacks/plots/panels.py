@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.images import as_seen, has_known_range, upright
 from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.fitted_text import readable, shorten, width_of, wrap
@@ -89,7 +90,7 @@ def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
         image = _prepared(image)
     array = as_array(image)
     if array.ndim not in (2, 3) or array.size == 0 or array.dtype.kind not in "biuf":
-        raise ValueError(
+        raise InputError(
             "An image needs the axes height and width, and optionally channels, and must hold numbers; this one has the "
             f"shape {tuple(array.shape)} and the type {array.dtype}."
         )
@@ -125,7 +126,7 @@ def _per_channel(name: str, setting: Scale, channels: int) -> Float[np.ndarray, 
     """Return a setting as one value for all channels or one for each; refuse another number of values."""
     values = np.asarray(setting, dtype=np.float64).reshape(-1)
     if len(values) not in (1, channels):
-        raise ValueError(f"{name} has {len(values)} values for an image of {channels} channels.")
+        raise InputError(f"{name} has {len(values)} values for an image of {channels} channels.")
     return values
 
 
@@ -278,7 +279,7 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
         [6.0, 2.32]
     """
     if not rows:
-        raise ValueError("There is no query to show. Pass at least one row.")
+        raise InputError("There is no query to show. Pass at least one row.")
     grid = _Grid.of(max(len(row.neighbours) for row in rows))
     first_row = EDGE + (TITLE_HEIGHT if title else 0.0)
     height = first_row + len(rows) * grid.row - ROW_GAP + KEY_HEIGHT

@@ -13,6 +13,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from matplotlib.typing import LineStyleType
 from scipy.special import ndtri
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport
 from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.fitted_text import readable, shorten, shorten_readable, width_of
@@ -152,7 +153,7 @@ def precision_recall_curve(
     """
     finite = np.isfinite(recall) & np.isfinite(precision)
     if not finite.any():
-        raise ValueError("There is no threshold with a precision and a recall to draw.")
+        raise InputError("There is no threshold with a precision and a recall to draw.")
     recall = recall[finite]
     precision = precision[finite]
     # The highest precision of a recall comes first, or the line would go up and down in place.
@@ -202,7 +203,7 @@ def error_tradeoff_curve(
         6.0
     """
     if not len(false_match_rate):
-        raise ValueError("There is no threshold with error rates to draw.")
+        raise InputError("There is no threshold with error rates to draw.")
     has_match_deviate = (false_match_rate > 0) & (false_match_rate < 1)
     has_non_match_deviate = (false_non_match_rate > 0) & (false_non_match_rate < 1)
     drawable = has_match_deviate & has_non_match_deviate
@@ -256,7 +257,7 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     """
     curves = _finite_values(series)
     if not curves:
-        raise ValueError("There is no recall@k to draw.")
+        raise InputError("There is no recall@k to draw.")
     x_label = "k, the number of neighbours looked at"
     if all(len(recalls) == 1 for recalls in curves.values()):
         x_label += "\nA curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')."
@@ -308,7 +309,7 @@ def weakest_classes(
     """
     with_value = [score for score in classes if math.isfinite(score.value)]
     if not with_value:
-        raise ValueError("There is no class with a value to draw.")
+        raise InputError("There is no class with a value to draw.")
     weakest = sorted(with_value, key=lambda score: (score.value, score.name))[:most]
     names = [shorten(score.name, 0.3 * style.WIDTH, style.SMALL) for score in weakest]
     values = [score.value for score in weakest]
@@ -347,7 +348,7 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
         6.0
     """
     if not confusions:
-        raise ValueError("There is no confused pair of classes to draw.")
+        raise InputError("There is no confused pair of classes to draw.")
     most_frequent = sorted(confusions, key=lambda pair: (-pair.count, pair.query, pair.retrieved))[:most]
     name_width = 0.19 * style.WIDTH
     names = [
@@ -420,14 +421,14 @@ def _merged_bins(counts: PairCounts) -> _Histograms:
     pairs = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)  # (kinds, bins)
     bins = pairs.shape[1]
     if bins != len(edges) - 1 or not (np.diff(edges) > 0).all():
-        raise ValueError(
+        raise InputError(
             f"{counted(bins, 'bin')} {verb(bins, 'needs', 'need')} {bins + 1} ascending edges; there "
             f"{verb(len(edges), 'is', 'are')} {len(edges)}."
         )
     is_finite = np.isfinite(edges[:-1]) & np.isfinite(edges[1:])
     filled = np.flatnonzero(pairs.any(0) & is_finite)
     if not len(filled):
-        raise ValueError("There is no pair in any bin of finite width.")
+        raise InputError("There is no pair in any bin of finite width.")
     first = filled[0]
     last = filled[-1]
     pairs = pairs[:, first : last + 1]

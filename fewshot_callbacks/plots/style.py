@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.typing import LineStyleType
 from PIL import Image
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import WRITER, write_whole
 from fewshot_callbacks.functional.statistics import student_interval
 from fewshot_callbacks.plots.fitted_text import font_families, shorten
@@ -224,7 +225,7 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
         b'PNG'
     """
     if file_format not in get_args(Format):
-        raise ValueError(f"A figure is written as png or svg, not as {file_format!r}.")
+        raise InputError(f"A figure is written as png or svg, not as {file_format!r}.")
     content = io.BytesIO()
     # The writer's name tells pictures of the package from others. A version or a date would make two files of one figure
     # differ.
@@ -257,7 +258,7 @@ def save(figure: Figure, path: str | Path, resolution: float | None = None) -> N
     path = Path(path)
     ending = path.suffix.lower().removeprefix(".")
     if ending not in get_args(Format):
-        raise ValueError(f"{path.name} ends neither in .png nor in .svg. Choose one of these.")
+        raise InputError(f"{path.name} ends neither in .png nor in .svg. Choose one of these.")
     write_whole(path, encode(figure, cast(Format, ending), resolution))
 
 

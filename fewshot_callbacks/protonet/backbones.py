@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.words import with_article
 
@@ -47,9 +48,9 @@ class Conv4(nn.Module):
         super().__init__()
         _check_channels(in_channels)
         if width < 1:
-            raise ValueError(f"width={width}: Conv4 needs at least one filter. Use width >= 1; the usual one is 64.")
+            raise InputError(f"width={width}: Conv4 needs at least one filter. Use width >= 1; the usual one is 64.")
         if init not in get_args(ConvolutionInit):
-            raise ValueError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
+            raise InputError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
         self.in_channels = in_channels
         self.width = width
         self.blocks = nn.Sequential(
@@ -79,7 +80,7 @@ class Conv4(nn.Module):
             image_size = (image_size, image_size)
         height, width = image_size
         if min(height, width) < 16:
-            raise ValueError(
+            raise InputError(
                 f"Conv4 halves the image four times; {height}x{width} pixels are too few. Resize the images to 16x16 "
                 f"or more."
             )
@@ -99,7 +100,7 @@ class Conv4(nn.Module):
         """
         _, channels, height, width = images.shape
         if channels != self.in_channels:
-            raise ValueError(
+            raise InputError(
                 f"Conv4(in_channels={self.in_channels}) was given images of {channels} "
                 f"{'channel' if channels == 1 else 'channels'}, shape {tuple(images.shape)}. Use in_channels={channels}, "
                 "or convert the images."
@@ -171,7 +172,7 @@ def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
         return Conv4(in_channels)
     if backbone == "resnet18":
         return resnet18(in_channels)
-    raise ValueError(
+    raise InputError(
         f"There is no backbone {backbone!r}. Choose 'conv4' or 'resnet18', or pass an nn.Module images -> embeddings."
     )
 
@@ -186,7 +187,7 @@ def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: 
         return embeddings
     is_tensor = isinstance(embeddings, Tensor)
     output = f"shape {tuple(embeddings.shape)}" if is_tensor else with_article(type(embeddings).__name__)
-    raise ValueError(
+    raise InputError(
         f"{call}: {type(backbone).__name__} gave {output} for {images} images; one vector per image is needed, (images, "
         "dim). End the backbone with nn.Flatten() or a pooling."
     )
@@ -212,4 +213,4 @@ def _draw_he_fan_out(convolution: nn.Conv2d) -> None:
 
 def _check_channels(in_channels: int) -> None:
     if in_channels < 1:
-        raise ValueError(f"in_channels={in_channels}: images have at least one channel. Use 3 for colour, 1 for gray.")
+        raise InputError(f"in_channels={in_channels}: images have at least one channel. Use 3 for colour, 1 for gray.")

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import read_labels
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, non_finite_rows, refuse_non_finite
 from fewshot_callbacks.protonet.heads import (
@@ -56,7 +57,7 @@ class ClassVectors(nn.Module):
     def __init__(self, classes: int, dim: int, head: nn.Module | None = None) -> None:
         super().__init__()
         if classes < 1 or dim < 1:
-            raise ValueError(f"ClassVectors(classes={classes}, dim={dim}): both must be at least 1.")
+            raise InputError(f"ClassVectors(classes={classes}, dim={dim}): both must be at least 1.")
         self.vectors = nn.Parameter(torch.randn(classes, dim))
         self.head = DistanceRatioHead(distance="angular") if head is None else head
 
@@ -240,7 +241,7 @@ class SupportClassifier(nn.Module):
         self._fitted_classes()
         embeddings = self._embeddings_of(items, type(self).__name__)
         if embeddings.shape[-1] != self._points.shape[1]:
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__}: the embeddings have {counted(embeddings.shape[-1], 'dimension')}, those of the "
                 f"support {self._points.shape[1]}. Embed both with the same model."
             )
@@ -259,7 +260,7 @@ class SupportClassifier(nn.Module):
     def _fitted_classes(self) -> Tensor:
         """Return the classes of the support; refuse a classifier without one."""
         if self.classes is None:
-            raise ValueError(
+            raise InputError(
                 f"This {type(self).__name__} has no support set yet. Call "
                 "fit(support_embeddings, support_labels) first."
             )
@@ -275,7 +276,7 @@ def _refuse_undecided(logits: Tensor, call: str) -> None:
     """Refuse queries whose largest logit is not finite: all are -inf, or some are NaN or +inf."""
     undecided = (~logits.amax(dim=-1).isfinite()).nonzero().flatten()
     if len(undecided):
-        raise ValueError(
+        raise InputError(
             f"{call}: the logits of {len(undecided)} of {counted(len(logits), 'embedding')} are not finite, the first at "
             f"index {int(undecided[0])}, so no class can be predicted. Check the head (its rho, its class vectors), and "
             "scale down embeddings whose squared distances overflow."

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, refuse_other_forms
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
@@ -195,17 +196,17 @@ class EmbeddingModule(LightningModule):
         super().__init__()
         warn_of_other_package("EmbeddingModule")
         if micro_batch is not None and micro_batch < 1:
-            raise ValueError(
+            raise InputError(
                 f"EmbeddingModule(micro_batch={micro_batch}): a piece needs at least one image. Use 1 or more, or None."
             )
         if ap_every_n_steps < 0:
-            raise ValueError(f"EmbeddingModule(ap_every_n_steps={ap_every_n_steps}): use 1 or more, or 0 for never.")
+            raise InputError(f"EmbeddingModule(ap_every_n_steps={ap_every_n_steps}): use 1 or more, or 0 for never.")
         if not 0 < learning_rate < math.inf:
-            raise ValueError(
+            raise InputError(
                 f"EmbeddingModule(learning_rate={learning_rate}): Adam needs a positive step, such as 1e-3."
             )
         if not callable(loss):
-            raise ValueError(
+            raise InputError(
                 f"EmbeddingModule: the loss {loss!r} cannot be called. Pass loss(embeddings, labels) -> scalar."
             )
         self.save_hyperparameters(ignore=["backbone", "loss", "optimizer", "scheduler"])
@@ -254,7 +255,7 @@ class EmbeddingModule(LightningModule):
         """
         images, labels = batch
         if batch_idx == 0 and self.micro_batch is not None and self.micro_batch > len(images):
-            raise ValueError(
+            raise InputError(
                 f"EmbeddingModule(micro_batch={self.micro_batch}): the batch has {counted(len(images), 'image')}, which "
                 f"is a single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
@@ -349,7 +350,7 @@ class EmbeddingModule(LightningModule):
         returned = (
             f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else with_article(type(loss).__name__)
         )
-        raise ValueError(
+        raise InputError(
             f"EmbeddingModule: {name} returned {returned}, but one number is minimised. Pass a loss that returns a scalar, "
             "for instance the mean over items."
         )

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, default_mode, tensor_code
 from fewshot_callbacks.functional.episodes import (
@@ -163,7 +164,7 @@ def score_batch(
         if episodes != 1:
             expected = f"{episodes} episodes"
             settings += f" and episodes_per_batch={episodes}"
-        raise ValueError(
+        raise InputError(
             f"ProtoNet: {with_article(purpose)} batch of {counted(len(labels), 'image')} is not {expected} of "
             f"{counted(shots, 'support image')} per class. {error} An EpisodicBatchSampler with {settings} as the "
             "loader's batch_sampler draws episodes."
@@ -190,7 +191,7 @@ def episode_accuracy(
     _, hits = score_batch(embeddings, labels, head, representation, protocol.shots, 1, "evaluation")
     ways, queries = hits.shape[1:]
     if (ways, queries) != (protocol.ways, protocol.queries):
-        raise ValueError(
+        raise InputError(
             f"ProtoNet: an evaluation batch holds {counted(ways, 'class')} with {protocol.shots} + "
             f"{counted(queries, 'image')}; the protocol is {protocol.ways}-way {protocol.shots}-shot with "
             f"{counted(protocol.queries, 'query')}. Give ProtoNet's evaluation and the episodes of the loader the same "
@@ -290,7 +291,7 @@ def _check_fit(labels: Tensor, episode_list: EpisodeList) -> None:
     first = int(episode_list.indices.min())
     last = int(episode_list.indices.max())
     if first < 0 or last >= len(labels):
-        raise ValueError(
+        raise InputError(
             f"evaluate_episodes: the episode list names the images {first} to {last}; there "
             f"{verb(len(labels), 'is', 'are')} {len(labels)}. {fix}"
         )
@@ -300,7 +301,7 @@ def _check_fit(labels: Tensor, episode_list: EpisodeList) -> None:
     repeats_class = (classes[:, 1:] == classes[:, :-1]).any(dim=1)
     wrong = mixes_labels | repeats_class
     if wrong.any():
-        raise ValueError(
+        raise InputError(
             f"evaluate_episodes: the episode list was drawn for other labels: in {int(wrong.sum())} of its {len(wrong)} "
             f"episodes a class mixes labels or occurs twice. {fix}"
         )

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import refuse_unknown
 
 Distance = Literal["euclidean", "unit_euclidean", "angular"]
@@ -51,7 +52,7 @@ def prototypes(
                 [0., 5.]])
     """
     if support.shape[-2] == 0:
-        raise ValueError(
+        raise InputError(
             f"A prototype is the mean of at least one support embedding; support of shape {tuple(support.shape)} has "
             "0 shots. Give (..., way, shot, dim) with shot >= 1."
         )
@@ -277,7 +278,7 @@ class DistanceRatioHead(DistanceHead):
     def __init__(self, log_rho: float = 2.0, distance: Distance = "euclidean") -> None:
         super().__init__(distance)
         if not math.isfinite(log_rho):
-            raise ValueError(f"log_rho={log_rho} is not finite. Start ln rho at a finite number; the paper uses 2.0.")
+            raise InputError(f"log_rho={log_rho} is not finite. Start ln rho at a finite number; the paper uses 2.0.")
         self.log_rho = nn.Parameter(torch.tensor(float(log_rho)))
 
     @property
@@ -323,7 +324,7 @@ def make_head(head: str | nn.Module) -> nn.Module:
     if head == "dr":
         return DistanceRatioHead()
     names = " or ".join(map(repr, get_args(HeadName)))
-    raise ValueError(f"There is no head {head!r}. Choose {names}, or pass an nn.Module (query, prototypes) -> logits.")
+    raise InputError(f"There is no head {head!r}. Choose {names}, or pass an nn.Module (query, prototypes) -> logits.")
 
 
 def _at_least_float32(tensor: Tensor) -> torch.dtype:

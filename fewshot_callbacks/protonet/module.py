@@ -11,6 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import labels_of_each
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional.episodes import (
@@ -95,7 +96,7 @@ class ExponentWatch:
         for (step, _), log_rho in zip(recorded, log_rhos, strict=True):
             rho = math.exp(log_rho) if log_rho <= MAX_LOG_RHO else log_rho * math.inf  # infinity, or NaN for NaN
             if not (math.isfinite(rho) and math.isfinite(log_rho)):
-                raise ValueError(
+                raise InputError(
                     f"rho of the distance-ratio head became {rho} at step {step} (ln rho = {log_rho:.4g}); "
                     f"{self._last_finite_in_words()}. The training has diverged: lower the learning rate, clip "
                     "gradients (Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Earlier "
@@ -398,29 +399,29 @@ def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: Ep
 def _check_settings(net: ProtoNet) -> None:
     """Refuse settings out of range; see `ProtoNet`."""
     if net.shots < 1:
-        raise ValueError(
+        raise InputError(
             f"ProtoNet(shots={net.shots}): a training episode needs a support image per class. Use shots >= 1."
         )
     if net.episodes_per_batch < 1:
-        raise ValueError(
+        raise InputError(
             f"ProtoNet(episodes_per_batch={net.episodes_per_batch}): a batch needs at least one episode. Use 1 or more."
         )
     if not 0 < net.learning_rate < math.inf:
-        raise ValueError(
+        raise InputError(
             f"ProtoNet(learning_rate={net.learning_rate}): Adam needs a positive step. The papers use 1e-3."
         )
     if net.evaluation_batches not in ("images", "episodes"):
-        raise ValueError(
+        raise InputError(
             f"ProtoNet: there is no evaluation_batches={net.evaluation_batches!r}. Choose 'images' or 'episodes'."
         )
     if net.batch_statistics and net.evaluation_batches == "images":
-        raise ValueError(
+        raise InputError(
             "ProtoNet(batch_statistics=True) normalises with the statistics of an episode, but with "
             "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes', with a "
             "loader of whole episodes, or batch_statistics=False."
         )
     if net.batch_statistics and not batch_norms(net.backbone):
-        raise ValueError(
+        raise InputError(
             f"ProtoNet(batch_statistics=True) only affects batch norm, and {type(net.backbone).__name__} has none. "
             "Use batch_statistics=False."
         )

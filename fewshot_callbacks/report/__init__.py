@@ -4,7 +4,7 @@
 `trials` writes the file of a verification. `rows` writes the queries of an evaluation as a table.
 """
 
-from fewshot_callbacks.settings import ReportSettings
+from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.system.extras import required_extra
 
 with required_extra("report", "fewshot_callbacks.report"):

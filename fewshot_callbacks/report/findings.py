@@ -27,7 +27,7 @@ from fewshot_callbacks.functional.neighbours import Neighbours, near_duplicates,
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.report.items import Items, Key
-from fewshot_callbacks.settings import ReportSettings
+from fewshot_callbacks.report.settings import ReportSettings
 
 # Largest number of worst queries of one class, so that one class does not fill the list. The pages for users say it in
 # words, and `tests/report/test_findings.py` compares them.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.images import (
     ENDINGS,
     ImageListing,
@@ -90,7 +91,7 @@ def image_files(folder: Path) -> list[Path]:
 def find_images(folder: Path) -> ImageListing:
     """List the images of a folder as `image_files` does, and count the files that were skipped."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
+        raise InputError(f"{folder} is not a folder. Pass the folder that holds the images.")
     of_systems = Counter[str]()
     class_folders = list_folders(folder, of_systems)
     if class_folders:
@@ -101,7 +102,7 @@ def find_images(folder: Path) -> ImageListing:
     if not listing.files:
         skipped = listing.describe_skipped()
         reason = f"; {skipped}" if skipped else ""
-        raise ValueError(
+        raise InputError(
             f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}){reason}. Pass the folder that holds them."
         )
     return listing

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks import __version__
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import WRITER, target_of, write_whole
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
 from fewshot_callbacks.functional.retrieval.report import Values
@@ -36,7 +37,7 @@ from fewshot_callbacks.report.findings import (
     find,
 )
 from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
-from fewshot_callbacks.settings import ReportSettings
+from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.system.words import counted
 
 # The metrics that are shown first, before Grouped Recall@1 and the recalls at a precision.
@@ -372,7 +373,7 @@ def write_report(
     settings = settings or ReportSettings()
     check_writable(path)
     if len(report.query_labels) != len(queries):
-        raise ValueError(
+        raise InputError(
             f"The evaluation has {counted(len(report.query_labels), 'query')}, and {counted(len(queries), 'item')} are "
             "to be shown. A report needs an evaluation of all items: leave out max_queries."
         )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import Neighbours, RetrievalReport, Suspects
 from fewshot_callbacks.system.extras import required_extra
 
@@ -80,7 +81,7 @@ def write_rows(
     if coordinates is not None:
         places = np.asarray(torch.as_tensor(coordinates), dtype=np.float64)
         if places.ndim != 2 or places.shape[1] != 2:
-            raise ValueError(f"write_rows: coordinates have shape {places.shape}; pass (queries, 2).")
+            raise InputError(f"write_rows: coordinates have shape {places.shape}; pass (queries, 2).")
         _check_length("coordinates", len(places), report, positions)
         columns["x"] = places[positions.numpy(), 0]
         columns["y"] = places[positions.numpy(), 1]
@@ -141,7 +142,7 @@ def _check_length(name: str, length: int, report: RetrievalReport, positions: Te
     least = int(positions.max()) + 1
     is_exact = report.drawn is None and report.counted is None
     if length < least or (is_exact and length != least):
-        raise ValueError(
+        raise InputError(
             f"write_rows: there are {length} {name}, and the report is of {least} queries or more. Pass one for each query, "
             "in the order of evaluate_retrieval."
         )

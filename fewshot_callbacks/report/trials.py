@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import write_whole
 from fewshot_callbacks.functional.verification import TrialReport
 from fewshot_callbacks.report.page import WrittenReport, check_writable, fill, metric_texts
@@ -71,7 +72,7 @@ def write_trials(
     is_same = np.asarray(same, bool)
     lengths = {len(score_array), len(is_same), *(len(side) for side in sides or ())}
     if lengths != {report.trials}:
-        raise ValueError(
+        raise InputError(
             f"write_trials: the report is of {counted(report.trials, 'trial')}, and scores, same and sides hold "
             f"{', '.join(map(str, sorted(lengths)))}. Pass those that were evaluated."
         )

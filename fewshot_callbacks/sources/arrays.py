@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks.errors import InputError
+
 
 class LazyArray(ABC):
     """An array or a column of a file, of which slices are read when they are asked for.
@@ -68,13 +70,13 @@ def naming_file(file: Path) -> Iterator[None]:
     except (MemoryError, ModuleNotFoundError):
         raise
     except FileError as fact:
-        raise ValueError(f"{file} {fact}") from None
+        raise InputError(f"{file} {fact}") from None
     except Exception as error:  # zipfile, NumPy, Arrow and safetensors promise no class of error for a damaged file
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
             error.filename = error.filename or str(file)
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(
+        raise InputError(
             f"{file} is damaged or cut off, or no {file.suffix} file ({cause}). Write it again."
         ) from error
 

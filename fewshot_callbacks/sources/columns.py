@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.sources.arrays import FileArray, FileArrays, FileError, array_named, naming_file
 from fewshot_callbacks.sources.npy import open_npy
@@ -72,10 +73,10 @@ def join_column(by_file: Sequence[NDArray[Any]], argument: str, files: Sequence[
     """
     if len({(array.dtype.kind == "U", array.shape[1:]) for array in by_file}) > 1:  # NumPy would join words and numbers
         kinds = sorted({f"{array.dtype.name} of {array.ndim} axes" for array in by_file})
-        raise ValueError(f"{argument} are {' and '.join(kinds)} in different files. Write them alike.")
+        raise InputError(f"{argument} are {' and '.join(kinds)} in different files. Write them alike.")
     column = by_file[0] if len(by_file) == 1 else np.concatenate(by_file)
     if column.ndim == 0 or len(column) != rows:
-        raise ValueError(
+        raise InputError(
             f"{argument} has {len(column) if column.ndim else 'no'} entries for the {rows} rows of {len(files)} files "
             f"({files[0]} is the first). Pass one for each row, in the order of the files."
         )
@@ -97,7 +98,7 @@ def as_booleans(is_gallery: NDArray[Any]) -> NDArray[np.bool_]:
         ValueError: The column holds anything but booleans, or zeros and ones, or has several axes.
     """
     if is_gallery.ndim != 1 or not np.isin(is_gallery, (0, 1)).all():
-        raise ValueError(f"is_gallery holds {is_gallery.dtype} other than 0 and 1. Pass one boolean for each row.")
+        raise InputError(f"is_gallery holds {is_gallery.dtype} other than 0 and 1. Pass one boolean for each row.")
     return is_gallery.astype(bool)
 
 
@@ -113,7 +114,7 @@ def _refuse_two_spellings(argument: str, words: NDArray[Any]) -> None:
     for word in np.unique(words).tolist():
         first_spelling = spellings.setdefault(composed_form(word), word)
         if first_spelling != word:
-            raise ValueError(
+            raise InputError(
                 f"{argument} hold {composed_form(word)!r} in two forms of Unicode, {first_spelling!a} and {word!a}, which "
                 "would be two values. Write one of them, such as unicodedata.normalize('NFC', word)."
             )

@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.sources.arrays import PICKLE, FileArrays, FileError
 
 # A file, or a member of an archive, which for Python is no `IO`.
@@ -51,7 +52,7 @@ def map_array(stream: Stream, size: float = math.inf) -> NDArray[Any]:
         return np.broadcast_to(np.empty((), dtype), shape)
     needed = stream.tell() - begin + dtype.itemsize * math.prod(shape)
     if needed > size:  # what follows is another array
-        raise ValueError(f"an array of shape {shape} needs {needed:,} bytes, and there are {size:,}")
+        raise InputError(f"an array of shape {shape} needs {needed:,} bytes, and there are {size:,}")
     if math.prod(shape) == 0:  # nothing cannot be mapped
         return np.broadcast_to(np.empty((), dtype), shape)
     return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if by_columns else "C"))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.sources.arrays import PICKLE, FileArray, FileArrays, FileError, LazyArray
 from fewshot_callbacks.sources.npy import Stream, map_array, read_head
 
@@ -82,7 +83,7 @@ class _CheckedArray(LazyArray):
         if start <= self._rows_summed < stop:
             self._sum_up_to(stop)
         if self._rows_summed == len(self._array) and self._checksum != self._expected:
-            raise ValueError("its checksum is another one")
+            raise InputError("its checksum is another one")
         return self._array[rows]
 
     def _sum_up_to(self, stop: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.names import describe_system_names, is_system_name, natural_sort_key
 from fewshot_callbacks.files.remote_cache import RemoteFile, RemoteListing, list_remote, local_copies
@@ -63,7 +64,7 @@ def find_shards(paths: Any) -> ShardFiles:
     by_path = [_find_one(path) for path in listed]
     files = tuple(file for shard_files in by_path for file in shard_files.files)
     if not files:
-        raise ValueError("there are no files in an empty list. Pass a file, a folder or a glob.")
+        raise InputError("there are no files in an empty list. Pass a file, a folder or a glob.")
     for file in files:
         _refuse_broken_link(file)
         _refuse_unknown_format(file, file.name)
@@ -108,7 +109,7 @@ def _find_in_folder(folder: Path) -> ShardFiles:
     if listed:
         absent = [file for file in listed if not file.is_file()]
         if absent:
-            raise ValueError(
+            raise InputError(
                 f"{folder / 'state.json'} lists {absent[0].name}, which is not there. Copy the whole folder."
             )
         return ShardFiles(tuple(listed), _note_on_caches([file for file in shards if file not in set(listed)]))
@@ -117,7 +118,7 @@ def _find_in_folder(folder: Path) -> ShardFiles:
     kinds = sorted({file.suffix.lower() for file in shard_files.files})
     if len(kinds) != 1:
         holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
-        raise ValueError(f"{folder} {holds}. Pass those that you mean as a glob, such as '{folder / '*.npy'}'.")
+        raise InputError(f"{folder} {holds}. Pass those that you mean as a glob, such as '{folder / '*.npy'}'.")
     return shard_files._replace(notes=(*_note_on_system_names(folder, hidden), *shard_files.notes))
 
 
@@ -145,7 +146,7 @@ def _find_by_glob(pattern: str) -> ShardFiles:
         else:
             files.append(file)
     if not files:
-        raise ValueError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
+        raise InputError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
     shard_files = _in_order(files, wants_caches=components[-1].startswith("cache"))
     return shard_files._replace(notes=(*_note_on_system_names(pattern, system_names), *shard_files.notes))
 
@@ -193,7 +194,7 @@ def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteF
     kinds = sorted({PurePosixPath(file.name).suffix.lower() for file in chosen})
     if not chosen or (listing.kind == "folder" and len(kinds) != 1):
         holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
-        raise ValueError(
+        raise InputError(
             f"{address} {holds}. Pass those that you mean as a glob, such as '{address.rstrip('/')}/*.npy'."
         )
     return chosen, unwanted
@@ -290,7 +291,7 @@ def _counted(files: Sequence[Path | str], noun: str) -> str:
 
 def _refuse_unknown_format(file: object, name: str) -> None:
     if PurePosixPath(name).suffix.lower() not in FORMATS:
-        raise ValueError(
+        raise InputError(
             f"{file} is none of {_ENDINGS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
             "code and is never loaded."
         )
@@ -299,7 +300,7 @@ def _refuse_unknown_format(file: object, name: str) -> None:
 def _refuse_broken_link(file: Path) -> None:
     target = os.path.realpath(file)  # the system gives up on a path of more than 40 links, though its end is there
     if file.is_symlink() and not os.path.exists(target):
-        raise ValueError(f"{file} is a link to {target}, which is not there. Put the file back, or remove the link.")
+        raise InputError(f"{file} is a link to {target}, which is not there. Put the file back, or remove the link.")
 
 
 def _refuse_twice(files: Sequence[Path], addresses: Mapping[Path, str]) -> None:
@@ -318,7 +319,7 @@ def _refuse_twice(files: Sequence[Path], addresses: Mapping[Path, str]) -> None:
         if target in by_target:
             first_path = by_target[target]
             alias = "" if first_path == file else f" ({first_path} is the same file)"
-            raise ValueError(
+            raise InputError(
                 f"{addresses.get(file, file)} is listed twice, and its rows would count twice{alias}. Pass each file once."
             )
         by_target[target] = file

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.sources.arrays import FileArray, FileArrays, FileError, array_named, naming_file
 from fewshot_callbacks.sources.columns import (
     has_own_files,
@@ -279,7 +280,7 @@ def _inspect(
             for argument, column in column_names.items():
                 columns[argument].append(read_beside_vectors(arrays, column, argument, rows))
     if name is None or form is None:
-        raise ValueError(f"{files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
+        raise InputError(f"{files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
     return _Content(name, lengths, form, first_file, columns)
 
 
@@ -349,7 +350,7 @@ class _Scaling(NamedTuple):
             return None
         dtype = str(content.form.dtype)
         if dtype not in ("int8", "uint8"):
-            raise ValueError(
+            raise InputError(
                 f"scale={scale} and offset={offset} are of integers, and {content.first_file} holds {dtype}. Leave them out."
             )
         return cls(np.float32(scale), np.float32(offset))

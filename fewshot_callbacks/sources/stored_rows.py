@@ -19,6 +19,7 @@ import torch.utils.dlpack
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.system.words import with_article
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ class StoredRows:
                     unwritten = unwritten[file.write(unwritten) :]
             except OSError as error:
                 megabytes = len(self) * self.dim * self.dtype.itemsize / 1e6
-                raise ValueError(
+                raise InputError(
                     f"a copy of {len(self):,} vectors of {self.dim} components could not be written to "
                     f"{tempfile.gettempdir()} ({error.strerror or error}). Make room for {megabytes:,.1f} MB, name another "
                     "folder in TMPDIR, or pass max_queries, with which there is no copy."
@@ -194,7 +195,7 @@ def rows_of(source: Any, rows: slice) -> Tensor:
     expected = (rows.stop - rows.start, int(source.shape[1]))
     if tensor.shape != expected:
         shape = tuple(int(size) for size in source.shape)
-        raise ValueError(
+        raise InputError(
             f"{with_article(type(source).__name__)} says that its shape is {shape}, and its rows {rows.start} to "
             f"{rows.stop} have the shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it "
             "returns for a slice."
@@ -234,7 +235,7 @@ def tensor_of_other_library(array: Any) -> Tensor | None:
             values = np.asarray(array)
         except Exception:
             kind = f"{type(array).__module__.partition('.')[0]} array"
-            raise ValueError(
+            raise InputError(
                 f"a {kind} cannot be shared with PyTorch ({' '.join(str(error).split())}). Copy it to main memory: "
                 "cupy.asnumpy(array), or numpy.asarray(array)."
             ) from error

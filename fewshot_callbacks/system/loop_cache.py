@@ -32,6 +32,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.system.compile_notice import say_once
 
 # The first bytes of every file that is written here.
@@ -202,7 +203,7 @@ class LoopCache(FunctionCache):
             digest = content[len(_MARK) :][:_DIGEST_BYTES]
             loop = content[len(_MARK) + _DIGEST_BYTES :]
             if mark != _MARK or hashlib.sha256(loop).digest() != digest:
-                raise ValueError("it was cut or changed")
+                raise InputError("it was cut or changed")
             loaded = self._impl.rebuild(target_context, pickle.loads(loop))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None

@@ -9,6 +9,7 @@ import torch
 
 from fewshot_callbacks import EmbeddingSource, KnnMonitor, ProbeMonitor, RetrievalMonitor, evaluate_retrieval
 from fewshot_callbacks.functional import RetrievalSettings
+from fewshot_callbacks.settings import RetrievalDefaults
 from tests.callbacks import configured
 from tests.callbacks.models import Net, loader, logged_by, trainer
 from tests.integration_packages import integration
@@ -37,7 +38,7 @@ FORMS = (user_list, list_config)
 
 
 def test_every_setting_that_takes_a_list_is_tried():
-    names = {field.name for field in fields(RetrievalSettings) if "tuple" in field.type or field.name in LISTS}
+    names = {field.name for field in fields(RetrievalDefaults) if "tuple" in field.type or field.name in LISTS}
     assert names == set(LISTS)
 
 

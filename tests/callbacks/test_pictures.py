@@ -82,6 +82,12 @@ def test_epochs_are_skipped_until_drawing_takes_its_share_and_that_is_said_once(
     assert float(made.callback_metrics[SHARE_KEY]) == pytest.approx(24 / 104)
 
 
+def test_no_epoch_is_skipped_before_drawing_has_taken_a_second() -> None:
+    noted = Noted(seconds=0.3, max_share=0.01)
+    fitted(Clock(), retrieval(), noted, epochs=7)
+    assert noted.epochs == [0, 1, 2, 3]
+
+
 class Other(Noted):
     """May draw the same sets."""
 

@@ -25,7 +25,7 @@ from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_M
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
-from fewshot_callbacks.functional.retrieval.settings import Unmatched
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, Unmatched
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS,
@@ -34,7 +34,6 @@ from fewshot_callbacks.settings import (
     Metric,
     RequestedMetric,
     RetrievalOptions,
-    RetrievalSettings,
     SearchOptions,
     Similarity,
     Ties,

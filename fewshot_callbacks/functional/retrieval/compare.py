@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
@@ -72,7 +73,7 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     normal_quantile(confidence)
     labels = first.query_labels
     if not torch.equal(labels, second.query_labels) or first.label_names != second.label_names:
-        raise ValueError(
+        raise InputError(
             f"compare_reports: the first evaluation has {len(labels)} queries, the second {len(second.query_labels)}, "
             "and their labels are not the same in the same order. Evaluate the same items with both models."
         )
@@ -86,7 +87,7 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         interval = grouped.get(name, UNKNOWN)
         requested = first.requested(name)
         if requested != second.requested(name):
-            raise ValueError(
+            raise InputError(
                 f"compare_reports: {name!r} is a metric of a user, and another one in each evaluation. Evaluate both with "
                 "the same metric, or give one of the two another pattern."
             )
@@ -227,7 +228,7 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
             facts = [reason] if reason else []
             if others:
                 facts.append(f"Its notes: {' '.join(others)}")
-            raise ValueError(
+            raise InputError(
                 f"generalization_gap: the {name} report has no Grouped Recall. {' '.join([*facts, ''])}"
                 "Evaluate both sets with one label_groups that leaves two groups in each: use a smaller label_groups, or "
                 "more classes."
@@ -238,7 +239,7 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     assert training.grouped.group_size is not None  # which `minus` refuses
     ks = sorted(k for k in grouped if all(f"recall@{k}" in report.values for report in (training, validation)))
     if not ks:
-        raise ValueError(
+        raise InputError(
             f"generalization_gap: the reports share no K: Grouped Recall at {sorted(training.grouped.at)} and "
             f"{sorted(validation.grouped.at)}, and {', '.join(training.values)} and {', '.join(validation.values)}. "
             "Evaluate both with metrics=('grouped_recall@1', 'recall@1')."

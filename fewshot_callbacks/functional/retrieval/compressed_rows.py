@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.settings import Code
 from fewshot_callbacks.sources.stored_rows import even_slices, is_source, rows_of
 
@@ -175,7 +176,7 @@ def refuse_wide_ranges(call: str, ranges: Ranges) -> None:
     too_wide = np.flatnonzero(np.maximum(sizes, ranges.high - ranges.low) > np.finfo(np.float32).max)
     if len(too_wide):
         first = int(too_wide[0])
-        raise ValueError(
+        raise InputError(
             f"{call}: dimension {first} of the gallery ranges from {ranges.low[first]:.3g} to {ranges.high[first]:.3g}, "
             "which float32 cannot hold, in which int8 codes are computed. Divide the embeddings by a number, or leave "
             "'int8' out of codes."

@@ -11,6 +11,7 @@ import torch
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.options import Progress
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import as_tensor, default_mode, named
 from fewshot_callbacks.functional._table import table
@@ -25,12 +26,18 @@ from fewshot_callbacks.functional.retrieval.compressed_rows import (
     is_read,
     refuse_wide_ranges,
 )
-from fewshot_callbacks.functional.retrieval.evaluate import OF_PAIRS, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
-from fewshot_callbacks.functional.retrieval.settings import reported_metrics, several
+from fewshot_callbacks.functional.retrieval.settings import (
+    OF_PAIRS,
+    RetrievalSettings,
+    from_keywords,
+    request_of,
+    several,
+)
 from fewshot_callbacks.functional.statistics import Difference
-from fewshot_callbacks.settings import Code, RequestedMetric, RetrievalOptions, RetrievalSettings, from_keywords, takes
+from fewshot_callbacks.settings import Code, RequestedMetric, RetrievalOptions, takes
 from fewshot_callbacks.system.words import counted
 
 _CALL = "compression_costs"
@@ -243,11 +250,11 @@ def compression_costs(
         checked = from_keywords(compression_costs, options)
         forms = Compression.checked(_CALL, dims, codes, checked)
         if forms.are_none:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: dims and codes are empty, so that there is nothing to compare. Pass dims=(64, 256), or "
                 "codes=('int8', 'binary')."
             )
-        metrics = reported_metrics(checked)
+        metrics = request_of(checked).reported
         forms.refuse_threshold(metrics, checked)
         # A wrong number is refused before the whole embedding is evaluated, if this process has items.
         shape = _shape(queries)
@@ -307,7 +314,7 @@ class Compression:
         _refuse_repeated(call, "codes", names)
         forms = cls(call, numbers, names)
         if settings.similarity == "hamming" and not forms.are_none:
-            raise ValueError(
+            raise InputError(
                 f"{call}: with similarity='hamming' the embeddings are binary codes already. Pass the embeddings before "
                 "they were coded, without similarity='hamming', or leave out dims and codes."
             )
@@ -335,7 +342,7 @@ class Compression:
         """
         wide = [number for number in self.dims if number > dim]
         if wide:
-            raise ValueError(
+            raise InputError(
                 f"{self.call}: dims hold {', '.join(map(str, wide))}, and the embeddings have "
                 f"{counted(dim, 'dimension')}. Pass numbers up to {dim}."
             )
@@ -355,7 +362,7 @@ class Compression:
         for name in ("threshold", "threshold_bounds"):
             value = getattr(settings, name)
             if value is not None:
-                raise ValueError(
+                raise InputError(
                     f"{self.call}: {name}={value!r} holds for the scores of the embeddings, and codes have other scores. "
                     f"Leave out {name}, so that each form has the threshold of its best F1, or pass codes=()."
                 )
@@ -364,7 +371,7 @@ class Compression:
 def _number_of_dims(call: str, number: Any) -> int:
     """Return a number of dimensions as Python's integer; refuse anything else."""
     if not hasattr(number, "__index__") or isinstance(number, bool) or number.__index__() < 1:
-        raise ValueError(
+        raise InputError(
             f"{call}: dims hold {number!r}. Each is a whole number of dimensions from 1 on, the first ones of an embedding: "
             "dims=(64, 256)."
         )
@@ -379,13 +386,13 @@ def _check_code(call: str, name: Any) -> None:
         near = difflib.get_close_matches(name.lower(), CODES, n=1)
         meant = cast(Code, near[0]) if near else None
     fix = f"Did you mean {meant!r}?" if meant else f"There are {' and '.join(map(repr, CODES))}."
-    raise ValueError(f"{call}: codes hold {name!r}, and there is no such code. {fix}")
+    raise InputError(f"{call}: codes hold {name!r}, and there is no such code. {fix}")
 
 
 def _refuse_repeated(call: str, argument: str, values: Sequence[Any]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"{call}: {argument}={tuple(values)!r} hold {value!r} more than once. Pass it once.")
+            raise InputError(f"{call}: {argument}={tuple(values)!r} hold {value!r} more than once. Pass it once.")
 
 
 def headline_metrics(metrics: Sequence[RequestedMetric]) -> list[RequestedMetric]:
@@ -446,7 +453,7 @@ def costs_beside(
     sets = _read(queries, gallery, share.processes)
     compression.refuse_wide(sets.dim)
     if sets.are_bytes and "int8" in compression.codes:
-        raise ValueError(
+        raise InputError(
             f"{compression.call}: the embeddings are integers of one byte already. Pass them before they were coded, or "
             "leave 'int8' out of codes."
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 
 EmbeddingType = Literal["int8", "uint8", "float16", "bfloat16", "float32", "float64"]
@@ -97,13 +98,13 @@ def plan_evaluation(
         numbers["max_queries"] = max_queries
     for name, value in numbers.items():
         if not hasattr(value, "__index__") or isinstance(value, bool):
-            raise ValueError(f"plan_evaluation: {name}={value!r} must be a whole number, such as 1000.")
+            raise InputError(f"plan_evaluation: {name}={value!r} must be a whole number, such as 1000.")
         if value <= 0 and name != "relevant":
-            raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
+            raise InputError(f"plan_evaluation: {name}={value} must be positive.")
     if relevant < 0:
-        raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
+        raise InputError(f"plan_evaluation: relevant={relevant} must not be negative.")
     if dtype not in _BYTES:
-        raise ValueError(f"plan_evaluation: dtype={dtype!r} is unknown. Choose one of {', '.join(_BYTES)}.")
+        raise InputError(f"plan_evaluation: dtype={dtype!r} is unknown. Choose one of {', '.join(_BYTES)}.")
     row_bytes = _BYTES[dtype] * dim
     evaluated = queries if max_queries is None else min(queries, max_queries)
     least = least_bytes(evaluated, gallery, dim, relevant * evaluated)

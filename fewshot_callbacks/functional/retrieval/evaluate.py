@@ -18,6 +18,7 @@ from fewshot_callbacks.engine.evaluation import Evaluation, Matches, PooledPairs
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
@@ -27,7 +28,7 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
     search_groups,
 )
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
-from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions, PooledRequest, decide
+from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions, decide
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
     Gain,
@@ -44,17 +45,13 @@ from fewshot_callbacks.functional.retrieval.registry import is_users, requested_
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
 from fewshot_callbacks.functional.retrieval.report import LEFT_OUT, RetrievalReport, TieRange, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
-    chooses_group_size,
+    RetrievalRequest,
+    RetrievalSettings,
     compute_device,
-    consistency_rates,
-    group_size,
-    grouped_k,
+    from_keywords,
     main_memory,
     memory_bytes,
-    names_grouped_recall,
-    parameters,
-    reported_metrics,
-    sets_groups,
+    request_of,
     without_classes,
 )
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
@@ -72,14 +69,7 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean,
     macro_mean_interval,
 )
-from fewshot_callbacks.settings import (
-    RequestedMetric,
-    RetrievalOptions,
-    RetrievalSettings,
-    Ties,
-    from_keywords,
-    takes,
-)
+from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, Ties, takes
 from fewshot_callbacks.sources.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted, none_has, verb, with_article
 
@@ -89,13 +79,11 @@ _CALL = "evaluate_retrieval"
 GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
 # Ranks that each thread sums at once: 8 MB.
 RANKS_AT_ONCE = 2**20
-# Sources of metrics that need the counts of all pairs together.
-OF_PAIRS = ("pairs", "classes")
 # Metrics by which pictures and pages order the queries: each report has them for each query.
-ALWAYS = ("mAP", "mrr")
+ALWAYS = (requested_metric("mAP"), requested_metric("mrr"))
 
 
-class NothingToRetrieveError(ValueError):
+class NothingToRetrieveError(InputError):
     """Raised where no query has a relevant candidate, which a larger set may have."""
 
 
@@ -165,7 +153,7 @@ def evaluate_retrieval(
     with default_mode(), processes.together():
         checked = from_keywords(evaluate_retrieval, settings)
         if not isinstance(relevance, Relevance | None):
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: relevance is {with_article(type(relevance).__name__)}. Pass "
                 "Relevance.from_judgements(judgements, query_ids, gallery_ids), from_label_sets or from_lists."
             )
@@ -216,7 +204,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         per_query = _PerQuery(
             relevance, grades, absent, len(sets.gallery.labels), settings, _copies_of_queries(sample, settings)
         )
-        request = _request(settings)
+        request = request_of(settings)
         evaluation = Evaluation(
             vectors,
             relevance,
@@ -226,15 +214,15 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         )
         result = evaluation.run(
             per_query.add,
-            forecast=request.foresee if _needs_all_pairs(settings) else None,
+            forecast=request.pooled.foresee if request.needs_all_pairs else None,
             places=per_query.graded,
         )
-        if any(requested.metric.source == "prototypes" for requested in reported_metrics(settings)):
+        if request.has_source("prototypes"):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, sample, settings)
         per_query.gather(processes, sample.queries.places, len(sample.queries.labels))
         if not bool(per_query.has_candidate.any()):
             raise NothingToRetrieveError(_no_match(sample))
-        pooled, consistency = _decide_pooled(result.pooled, request, sample, settings)
+        pooled, consistency = _decide_pooled(result.pooled, sample, request)
         matches = result.matches
         del result  # collected pairs and cached scores take most of the budget
         notes = _notes_on_sample(inputs, sample, settings)
@@ -257,32 +245,24 @@ def _budget(settings: RetrievalSettings, device: torch.device) -> float:
     return memory_bytes(_CALL, settings.memory_mb)
 
 
-def _needs_all_pairs(settings: RetrievalSettings) -> bool:
-    """Return whether a metric or the threshold needs the counts of all pairs together."""
-    return settings.threshold is not None or any(
-        requested.metric.source in OF_PAIRS for requested in reported_metrics(settings)
-    )
-
-
 def _decide_pooled(
-    pairs: PooledPairs | None, request: PooledRequest, sample: RetrievalInputs, settings: RetrievalSettings
+    pairs: PooledPairs | None, sample: RetrievalInputs, request: RetrievalRequest
 ) -> tuple[PooledDecisions | None, dict[float, ThresholdConsistency]]:
     """Return the pooled metrics, and the threshold consistency for each largest false match rate. Collective.
 
     Args:
         pairs: Counts of all pairs; None if no metric needs them.
-        request: Settings of the pooled metrics.
         sample: The queries that are evaluated.
-        settings: Settings of the evaluation.
+        request: What is asked for.
     """
     if pairs is None:
         return None, {}
-    pooled = decide(pairs, request)
+    pooled = decide(pairs, request.pooled)
     labels = sample.queries.of_rows("labels").numpy()
     classes = sample.queries.labels.unique().numpy()
     consistency = {
         rate: threshold_consistency(pairs, labels, classes, sample.label_names, rate)
-        for rate in consistency_rates(settings)
+        for rate in request.consistency_rates
     }
     return pooled, consistency
 
@@ -316,20 +296,6 @@ def _copies_of_queries(sample: RetrievalInputs, settings: RetrievalSettings) -> 
     return torch.from_numpy(sample.copies_of_queries.counts)[sample.queries.places]
 
 
-def _request(settings: RetrievalSettings) -> PooledRequest:
-    """Return the settings of the pooled metrics."""
-    keys = {requested.key for requested in reported_metrics(settings)}
-    return PooledRequest(
-        precisions=parameters(settings, "recall@precision{p}"),
-        allowed_thresholds=settings.threshold_bounds or (-math.inf, math.inf),
-        thresholds=() if settings.threshold is None else (settings.threshold,),
-        false_match_rates=parameters(settings, "fnmr@fmr{p}"),
-        equal_error_rate="eer" in keys,
-        average_precision="auc_pr" in keys,
-        auroc="pair_auroc" in keys,
-    )
-
-
 def _notes_on_sample(inputs: RetrievalInputs, sample: RetrievalInputs, settings: RetrievalSettings) -> list[str]:
     """Return a note on a sample of the queries."""
     if sample.drawn is None:
@@ -351,7 +317,7 @@ def _notes_on_values(
     if given is not None:
         notes += given.notes + _note_of_grades(given, settings)
     if pooled is not None:
-        rates = parameters(settings, "fnmr@fmr{p}")
+        rates = request_of(settings).pooled.false_match_rates
         notes += note_of_rates("match", rates, pooled.pair_counts.irrelevant, "irrelevant pairs")
     for rate, of_rate in consistency.items():
         notes += of_rate.notes(rate)
@@ -373,7 +339,7 @@ def _summarised(
     labels = sample.queries.labels
     sources = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values, intervals = _values_and_intervals(settings, per_query, labels, sources)
-    users_metrics = [requested for requested in reported_metrics(settings) if is_users(requested.metric)]
+    users_metrics = [requested for requested in request_of(settings).reported if is_users(requested.metric)]
     matched = int((per_query.relevant > 0).sum())
     return RetrievalReport(
         values=values,
@@ -409,7 +375,7 @@ def _notes_on_one_kind(settings: RetrievalSettings, values: Mapping[str, float])
     # Metrics of thresholds of classes, and those of users, have notes of their own.
     undefined = [
         requested.key
-        for requested in reported_metrics(settings)
+        for requested in request_of(settings).reported
         if requested.metric.source != "classes"
         and not is_users(requested.metric)
         and math.isnan(values.get(requested.key, 0.0))
@@ -433,7 +399,7 @@ def _values_and_intervals(
     """
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
-    for requested in reported_metrics(settings):
+    for requested in request_of(settings).reported:
         key = requested.key
         metric = requested.metric
         source = sources.get(metric.source)
@@ -459,7 +425,7 @@ def _tie_ranges(
 ) -> dict[str, TieRange]:
     """Return the metrics of ranks that are asked for, with relevant items last, and first, among equal scores."""
     ranges: dict[str, TieRange] = {}
-    for requested in reported_metrics(settings):
+    for requested in request_of(settings).reported:
         if requested.of_queries not in per_query.values_of_tied:
             continue
         means = []
@@ -482,12 +448,13 @@ def _grouped(
         matches: The best matches of all queries; None if only some of the queries were evaluated.
         threads: Number of threads to compute with.
     """
-    if not grouped_k(settings):
+    request = request_of(settings)
+    size = request.group_size
+    if not request.grouped_k:
         return None, []
-    size = group_size(settings)
     distinct = len(sets.queries.labels.unique())
     if size is not None and distinct < 2 * size:
-        is_wanted = sets_groups(settings) or names_grouped_recall(settings)
+        is_wanted = request.sets_groups or request.names_grouped_recall
         return None, [_note_of_few_classes(settings, size, distinct)] if is_wanted else []
     try:
         splits = choose_groups(_CALL, sets, settings)
@@ -507,7 +474,8 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
         size: The number of labels in a group.
         distinct: The number of labels of the queries.
     """
-    groups = f"{size} labels (label_groups='auto')" if chooses_group_size(settings) else f"label_groups={size} labels"
+    is_chosen = request_of(settings).chooses_group_size
+    groups = f"{size} labels (label_groups='auto')" if is_chosen else f"label_groups={size} labels"
     # At least two groups of two labels are needed.
     fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
     return f"{LEFT_OUT}: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
@@ -560,7 +528,7 @@ class _PerQuery:
         self.ties = settings.ties
         self.copies = copies
         # metrics that come from ranks, by the key of the mean over queries
-        keys = [requested_metric(key) for key in ALWAYS] + reported_metrics(settings)
+        keys = [*ALWAYS, *request_of(settings).reported]
         self.metrics = {requested.of_queries: requested for requested in keys if requested.metric.source == "ranks"}
         queries = len(self.lists.start)
         self.values: dict[str, Float[Tensor, "queries"]] = {
@@ -716,7 +684,7 @@ def _prototype_accuracy(
 
 def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[str]:
     """Return a note on grades below the smallest relevant one, which nDCG of trec_eval takes, and this one does not."""
-    graded = [requested.key for requested in reported_metrics(settings) if requested.metric.pattern in GAINS]
+    graded = [requested.key for requested in request_of(settings).reported if requested.metric.pattern in GAINS]
     if not (graded and relevance.below):
         return []
     return [

@@ -27,6 +27,7 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join, refuse_other_forms
 from fewshot_callbacks.functional._reading import check_seed, default_mode, refuse_unknown
@@ -34,12 +35,12 @@ from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
+    RetrievalSettings,
     Unmatched,
     checked_groups,
-    group_size,
-    grouped_k,
-    grouped_unmatched,
+    from_keywords,
     main_memory,
+    request_of,
     several,
 )
 from fewshot_callbacks.functional.statistics import (
@@ -50,7 +51,7 @@ from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,
 )
-from fewshot_callbacks.settings import GroupedOptions, RetrievalOptions, RetrievalSettings, from_keywords, takes
+from fewshot_callbacks.settings import GroupedOptions, RetrievalOptions, takes
 
 Splits = list[list[Tensor]]
 """The labels of each group of each split."""
@@ -84,17 +85,17 @@ def label_groups(
     """
     item_labels = as_labels(labels, "labels", "label_groups")
     if item_labels.form == "strings":
-        raise ValueError(
+        raise InputError(
             "label_groups: labels are strings, which a tensor cannot hold. Number them first: "
             "np.unique(labels, return_inverse=True)[1]."
         )
     distinct = item_labels.codes.unique()
     if group_size < 2:
-        raise ValueError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
+        raise InputError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
     if repeats < 1:
-        raise ValueError(f"repeats={repeats}: at least one split is needed.")
+        raise InputError(f"repeats={repeats}: at least one split is needed.")
     if len(distinct) < group_size:
-        raise ValueError(
+        raise InputError(
             f"{len(distinct)} labels are too few for a group of {group_size}. Use group_size <= {len(distinct)}."
         )
     generator = torch.Generator().manual_seed(check_seed("label_groups", "seed", seed))
@@ -155,17 +156,17 @@ class GroupedRecall:
                 level or in how they count queries without a match.
         """
         if self.are_given != other.are_given or self.group_size is None or other.group_size is None:
-            raise ValueError(
+            raise InputError(
                 "GroupedRecall.minus: groups of different sizes cannot be compared, nor groups that were given with groups "
                 "drawn at random. Give groups of one size for both sets, or for neither."
             )
         if (self.group_size, self.confidence) != (other.group_size, other.confidence):
-            raise ValueError(
+            raise InputError(
                 f"GroupedRecall.minus: groups of {self.group_size} labels at confidence {self.confidence:g} cannot be "
                 f"compared with groups of {other.group_size} at {other.confidence:g}. Compute both in the same way."
             )
         if self.unmatched != other.unmatched:
-            raise ValueError(
+            raise InputError(
                 f"GroupedRecall.minus: unmatched={self.unmatched!r} cannot be compared with unmatched={other.unmatched!r}. "
                 "Compute both in the same way."
             )
@@ -288,13 +289,14 @@ def _checked_settings(k: Any, repeats: int, unmatched: Unmatched, settings: Mapp
     suffix = "_miss" if unmatched == "miss" else ""
     checked = from_keywords(grouped_recall, settings, GroupedOptions, _LoneGroupSettings)
     if checked.label_groups is None:
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
         )
     metrics = tuple(f"grouped_recall@{rank}{suffix}" for rank in several(k))
-    checked = from_keywords(grouped_recall, {**vars(checked), "metrics": metrics}, RetrievalOptions, _LoneGroupSettings)
-    if group_size(checked) is None and repeats != 1:
-        raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
+    arguments = {**checked.arguments(), "metrics": metrics}
+    checked = from_keywords(grouped_recall, arguments, RetrievalOptions, _LoneGroupSettings)
+    if request_of(checked).group_size is None and repeats != 1:
+        raise InputError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     return checked
 
 
@@ -313,7 +315,7 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
     """
     labels = inputs.queries.labels
     names = inputs.label_names
-    size = group_size(settings)
+    size = request_of(settings).group_size
     if size is not None:
         return [list(split) for split in label_groups(labels, size, settings.seed, repeats)]
     checked = checked_groups(call, settings.label_groups)
@@ -324,7 +326,7 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
     code_of = {code if names is None else names[code]: code for code in labels.unique().tolist()}
     unknown = [label for label in labels_in_groups.tolist() if label not in code_of]
     if unknown:
-        raise ValueError(
+        raise InputError(
             f"{call}: {len(unknown)} of the {len(labels_in_groups)} labels in label_groups are those of no query, the "
             f"first is {unknown[0]!r}. Give groups of the labels that this set has."
         )
@@ -356,7 +358,7 @@ def search_groups(
         vectors = inputs.vectors(threads)
         matches = best_matches(vectors, inputs.relevance()[0], main_memory(settings))
     labels = inputs.queries.labels
-    values = torch.empty(len(splits), len(splits[0]), len(grouped_k(settings)), dtype=torch.float64)
+    values = torch.empty(len(splits), len(splits[0]), len(request_of(settings).grouped_k), dtype=torch.float64)
     for repeat, split in enumerate(splits):
         group_of_query = _groups_of(labels.numpy(), split)
         recalls = _recalls(matches, inputs, group_of_query, split, settings)
@@ -387,11 +389,11 @@ def _recalls(
     sides = _grouped_sides(inputs, group_of_query, split)
     sizes = _rows_of_groups(group_of_query, len(split)) + _rows_of_groups(sides.group_of_item, len(split))
     batch_of_group = _batches_of_groups(sizes, matches, main_memory(settings))
-    recalls = torch.full((len(grouped_k(settings)), len(sides.query_labels)), torch.nan, dtype=torch.float64)
+    recalls = torch.full((len(request_of(settings).grouped_k), len(sides.query_labels)), torch.nan, dtype=torch.float64)
     for batch in np.unique(batch_of_group):
         queries, items = sides.members(batch_of_group == batch)
         ranks = rank_of_best(_inside_groups(matches, sides, queries, items))
-        for row, k in enumerate(grouped_k(settings)):
+        for row, k in enumerate(request_of(settings).grouped_k):
             recalls[row, torch.from_numpy(queries)] = recall_at_k(ranks, k, settings.ties)
     return recalls
 
@@ -521,7 +523,7 @@ def _means_of_groups(
 ) -> Float[Tensor, "groups ks"]:
     """Return the mean over the queries of each group."""
     in_groups = group_of_query >= 0
-    if grouped_unmatched(settings) == "miss" and not bool(recalls[0, in_groups].isnan().all()):
+    if request_of(settings).unmatched == "miss" and not bool(recalls[0, in_groups].isnan().all()):
         recalls = recalls.nan_to_num(0.0)
     sizes = torch.bincount(group_of_query[in_groups], minlength=len(split)).tolist()
     in_none = int((~in_groups).sum())
@@ -535,7 +537,7 @@ def _means_of_groups(
     return torch.tensor(means, dtype=torch.float64)
 
 
-class GroupWithoutMatchError(ValueError):
+class GroupWithoutMatchError(InputError):
     """No query of some group has a match."""
 
 
@@ -556,7 +558,7 @@ def _summary(
     """Return the result, given Recall@K inside each group."""
     repeats, groups, _ = values.shape
     sizes = {len(group) for group in splits[0]}
-    are_given = group_size(settings) is None
+    are_given = request_of(settings).group_size is None
     confidence = settings.confidence
     # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
     classes_per_group = 1 if are_given else max(sizes)
@@ -566,7 +568,7 @@ def _summary(
             "needed. Use a smaller label_groups, or give more groups.",
             stacklevel=4,  # the caller of grouped_recall
         )
-    per_group = {k: values[:, :, position] for position, k in enumerate(grouped_k(settings))}
+    per_group = {k: values[:, :, position] for position, k in enumerate(request_of(settings).grouped_k)}
     intervals = {}
     for k, of_groups in per_group.items():
         intervals[k] = over_splits(mean_interval(split, confidence, classes_per_group) for split in of_groups)
@@ -579,7 +581,7 @@ def _summary(
         repeats=repeats,
         per_group=per_group,
         confidence=confidence,
-        unmatched=grouped_unmatched(settings),
+        unmatched=request_of(settings).unmatched,
         are_given=are_given,
         labels=tuple(tuple(tuple(group.tolist()) for group in split) for split in splits),
     )

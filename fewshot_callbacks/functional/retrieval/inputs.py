@@ -13,6 +13,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.engine.relevance import Relevance
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._repeated import Copies
 from fewshot_callbacks.functional.items import ItemSets, Share, read_items
 from fewshot_callbacks.functional.retrieval import relevance as given_relevance
@@ -100,7 +101,7 @@ def collect_inputs(
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
     if relevance is not None and (query_labels is not None or gallery_labels is not None):
-        raise ValueError(f"{call}: relevance and labels both say who is relevant. Pass one of them.")
+        raise InputError(f"{call}: relevance and labels both say who is relevant. Pass one of them.")
     sets = read_items(
         call,
         queries,
@@ -130,7 +131,7 @@ def _refuse_repeated(call: str, sets: ItemSets) -> None:
     """Refuse items that repeat an id where a relevance of all rows is given."""
     for items in (sets.queries, sets.gallery):
         if items.length < items.given:
-            raise ValueError(
+            raise InputError(
                 f"{call}: relevance is of all rows, and {items.given - items.length:,} of them repeat an id. Pass each item "
                 "once, and the relevance of these."
             )
@@ -159,7 +160,7 @@ def _with_clusters(call: str, relevance: given_relevance.Relevance, sets: ItemSe
             if sets.same_set
             else f"{counted(queries, 'query')} and {counted(gallery, 'gallery item')}"
         )
-        raise ValueError(
+        raise InputError(
             f"{call}: the relevance is {relevance}, but there are {are}. Make it for the rows that are passed, with "
             "gallery_ids or the number of gallery items where there is a gallery."
         )

@@ -19,6 +19,7 @@ from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.twins import TwinGroups, UnitedLists
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join
 from fewshot_callbacks.functional._reading import as_tensor
@@ -157,7 +158,7 @@ def measure_evaluation(
     _refuse_wrong_arguments(difficulty, seconds)
     if queries is not None:
         if difficulty is not None:
-            raise ValueError(f"{_CALL}: difficulty is for generated embeddings. Leave it out beside embeddings.")
+            raise InputError(f"{_CALL}: difficulty is for generated embeddings. Leave it out beside embeddings.")
         sets = _GivenSets(plan, queries, query_labels, gallery, gallery_labels)
         samples = _timed_samples(plan, sets.sample, sets.rows, seconds)
         return _extrapolated(plan, samples, sets.relevant_of_a_query, distinct_rows_fit=sets.distinct_rows_fit())
@@ -181,9 +182,9 @@ def measure_evaluation(
 def _refuse_wrong_arguments(difficulty: str | None, seconds: float) -> None:
     if difficulty is not None and difficulty not in SEPARATIONS:
         choices = ", ".join(SEPARATIONS)
-        raise ValueError(f"{_CALL}: difficulty={difficulty!r} is unknown. Choose one of {choices}.")
+        raise InputError(f"{_CALL}: difficulty={difficulty!r} is unknown. Choose one of {choices}.")
     if not seconds > 0:
-        raise ValueError(f"{_CALL}: seconds={seconds} must be positive, such as 10.")
+        raise InputError(f"{_CALL}: seconds={seconds} must be positive, such as 10.")
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class _GivenSets:
         self, plan: EvaluationPlan, queries: Any, query_labels: Any, gallery: Any | None, gallery_labels: Any | None
     ) -> None:
         if query_labels is None or (gallery is not None and gallery_labels is None):
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: embeddings need labels, which decide what is counted. Pass a label for each row."
             )
         self._queries = _readable(queries, plan.dim)
@@ -233,7 +234,7 @@ class _GivenSets:
             labels.append(as_labels(gallery_labels, "gallery_labels", _CALL))
         for rows, labels_of_rows in zip((self._queries, self._gallery), labels, strict=False):
             if len(labels_of_rows) != len(rows):
-                raise ValueError(
+                raise InputError(
                     f"{_CALL}: {len(rows):,} embeddings have {len(labels_of_rows):,} labels. Pass one label for each row."
                 )
         codes = np.unique(join(_CALL, labels).codes.cpu().numpy(), return_inverse=True)[1]
@@ -308,7 +309,7 @@ def _readable(rows: Any, dim: int) -> Any:
     if not isinstance(rows, Shards | RowSubset):
         readable = as_tensor(rows, "embeddings", _CALL).detach().cpu()
     if len(readable.shape) != 2 or readable.shape[1] != dim:
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: the plan is of embeddings with dim={dim}; these have the shape {tuple(readable.shape)}. Pass "
             "embeddings of that dim, or plan an evaluation of these."
         )
@@ -374,7 +375,7 @@ def _rows_that_fit(dim: int) -> int:
     """
     rows = MOST_BYTES // (4 * dim)
     if rows < 64:
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: rows of dim={dim} are too long to be measured within {MOST_BYTES / 1e6:.0f} MB. Reduce their "
             "dimension, or leave the plan without a measurement."
         )

@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import number_distinct
 from fewshot_callbacks.settings import Divisor, Ties
 
@@ -49,7 +50,7 @@ TINY_GRADE = 1e-17
 def check_ties(ties: str) -> None:
     """Raise an error for an unknown rule for ties, with the known ones."""
     if ties not in get_args(Ties):
-        raise ValueError(f"ties={ties!r} is unknown. Choose one of {', '.join(get_args(Ties))}.")
+        raise InputError(f"ties={ties!r} is unknown. Choose one of {', '.join(get_args(Ties))}.")
 
 
 def with_absent(ranks: RankBlock, absent: Int[Tensor, "queries"]) -> RankBlock:

@@ -18,6 +18,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, cast, get_args
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval import rank_metrics
 from fewshot_callbacks.settings import MACRO, Divisor, Metric, Metrics, RequestedMetric, read_parameters
 from fewshot_callbacks.system.words import with_article
@@ -169,13 +170,13 @@ def requested_metric(key: object, among: Sequence[Metric] | None = None) -> Requ
         'Queries with a relevant item among the first 5.'
         >>> requested_metric("recal@5")
         Traceback (most recent call last):
-        ValueError: there is no metric 'recal@5'; did you mean 'recall@5'?
+        fewshot_callbacks.errors.InputError: there is no metric 'recal@5'; did you mean 'recall@5'?
         >>> requested_metric("RetrievalHitRate@5")
         Traceback (most recent call last):
-        ValueError: there is no metric 'RetrievalHitRate@5'; did you mean 'recall@5'?
+        fewshot_callbacks.errors.InputError: there is no metric 'RetrievalHitRate@5'; did you mean 'recall@5'?
     """
     if not isinstance(key, str):
-        raise ValueError(f"metrics hold {key!r}. Each is the key under which it is logged, such as 'recall@1'.")
+        raise InputError(f"metrics hold {key!r}. Each is the key under which it is logged, such as 'recall@1'.")
     of_queries = key.removeprefix(MACRO)
     if among is None:
         among = METRICS  # not in the signature, where it would be that of the first import
@@ -186,18 +187,18 @@ def requested_metric(key: object, among: Sequence[Metric] | None = None) -> Requ
     meant = _meant(key, among)
     if meant is not None:
         explanation = _EXPLANATIONS.get(meant, "")
-        raise ValueError(f"there is no metric {key!r}; did you mean {meant!r}? {explanation}".rstrip())
+        raise InputError(f"there is no metric {key!r}; did you mean {meant!r}? {explanation}".rstrip())
     known = ", ".join(metric.pattern for metric in among)
     if any(metric.source == "ranks" for metric in among):
         known += ", and macro_ before those of single queries"
-    raise ValueError(f"there is no metric {key!r}. There are {known}.")
+    raise InputError(f"there is no metric {key!r}. There are {known}.")
 
 
 def _parameters(key: str, metric: Metric, match: re.Match[str]) -> dict[str, Any]:
     """Return the parameters of a key, if its rank and its rate are in range, and if it has a mean over classes."""
     of_queries = key.removeprefix(MACRO)
     if key != of_queries and metric.source not in ("ranks", "prototypes"):
-        raise ValueError(
+        raise InputError(
             f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
             f"Ask for {of_queries!r}."
         )
@@ -310,21 +311,21 @@ def requested_metrics(call: str, metrics: Metrics, among: Sequence[Metric] | Non
             user cannot be computed, or has the key of another one.
     """
     if isinstance(metrics, str):
-        raise ValueError(f"{call}: metrics={metrics!r} is one word. Pass several keys: metrics=({metrics!r},).")
+        raise InputError(f"{call}: metrics={metrics!r} is one word. Pass several keys: metrics=({metrics!r},).")
     if not metrics:
         first = (among or METRICS)[0].pattern
-        raise ValueError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({first!r},).")
+        raise InputError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({first!r},).")
     try:
         for metric in cast(Iterable[Any], metrics):
             if isinstance(metric, Metric | RequestedMetric):
                 _check_users_metric(metric, among)
         requested = find_metrics(metrics, among)
     except ValueError as error:
-        raise ValueError(f"{call}: {error}") from None
+        raise InputError(f"{call}: {error}") from None
     keys = [metric.key for metric in requested]
     for key in keys:
         if keys.count(key) > 1:
-            raise ValueError(
+            raise InputError(
                 f"{call}: metrics hold two metrics with the key {key!r}. Give one of them another pattern."
             )
     return requested
@@ -370,7 +371,7 @@ def _stored_metric(call: str, metric: Any) -> Any:
     if isinstance(metric, Metric):
         if metric.keys.groups:
             fields = " and ".join(metric.keys.groupindex)
-            raise ValueError(
+            raise InputError(
                 f"{call}: the metric {metric.pattern!r} stands without {fields}. Pass its {metric.example}."
             )
         metric = metric.at()
@@ -386,30 +387,30 @@ def _imported_metric(call: str, path: re.Match[str]) -> Metric | RequestedMetric
     try:
         module = import_module(path["module"])
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise InputError(
             f"{fact}, and there is no module {error.name!r}. Write the module and the name of a Metric in it, such as "
             "my_metrics.F1@k=2, and start Python where the module is, or install it."
         ) from error
     metric = getattr(module, name, None)
     if metric is None:
         names = [name for name, value in vars(module).items() if isinstance(value, Metric | RequestedMetric)]
-        raise ValueError(f"{fact}, and {path['module']} has no {name}. Its metrics are {', '.join(names) or 'none'}.")
+        raise InputError(f"{fact}, and {path['module']} has no {name}. Its metrics are {', '.join(names) or 'none'}.")
     if not isinstance(metric, Metric | RequestedMetric):
-        raise ValueError(
+        raise InputError(
             f"{fact}, which is {with_article(type(metric).__name__)}, no Metric. Name a Metric, or what its at() returns."
         )
     given = [part.split("=", 1) for part in path["parameters"].split("@")[1:]]
     parameters = dict(given)
     if len(parameters) < len(given):
-        raise ValueError(f"{fact}, which gives a parameter twice. Write each once, such as my_metrics.F1@k=2.")
+        raise InputError(f"{fact}, which gives a parameter twice. Write each once, such as my_metrics.F1@k=2.")
     if not parameters:
         return metric
     if isinstance(metric, RequestedMetric):
-        raise ValueError(f"{fact}, which has its parameters already: its key is {metric.key!r}. Name it without them.")
+        raise InputError(f"{fact}, which has its parameters already: its key is {metric.key!r}. Name it without them.")
     try:
         return metric.at(**parameters)
     except ValueError as error:
-        raise ValueError(f"{call}: {error}") from None
+        raise InputError(f"{call}: {error}") from None
 
 
 def is_users(metric: Metric) -> bool:
@@ -425,18 +426,18 @@ def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Met
     """
     if among is not None or isinstance(requested, Metric):
         key = requested.pattern if isinstance(requested, Metric) else requested.key
-        raise ValueError(f"metrics hold the metric {key!r}, which evaluate_retrieval takes. Pass keys here.")
+        raise InputError(f"metrics hold the metric {key!r}, which evaluate_retrieval takes. Pass keys here.")
     key = requested.key
     metric = requested.metric
     if any(known.keys.fullmatch(key) for known in METRICS):
-        raise ValueError(f"{key!r} is the key of a metric of this package. Give yours another pattern.")
+        raise InputError(f"{key!r} is the key of a metric of this package. Give yours another pattern.")
     if metric.source not in ("ranks", "pairs"):
-        raise ValueError(
+        raise InputError(
             f"the metric {key!r} has source={metric.source!r}. Pass source='ranks' and a function of a RankBlock, or "
             "source='pairs' and one of PooledDecisions."
         )
     if metric.value is None:
-        raise ValueError(f"the metric {key!r} has no function. Pass value=, a function of its {metric.source}.")
+        raise InputError(f"the metric {key!r} has no function. Pass value=, a function of its {metric.source}.")
     arguments = dict(requested.parameters)
     if metric.source == "ranks":
         arguments["ties"] = "expected"
@@ -449,6 +450,6 @@ def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Met
     except TypeError as error:
         first = "ranks" if metric.source == "ranks" else "pooled"
         shown = ", ".join([first, *(f"{name}={value!r}" for name, value in arguments.items())])
-        raise ValueError(
+        raise InputError(
             f"the function of {key!r} cannot be called as value({shown}): {error}. Give it these arguments."
         ) from None

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.relevance import Lists
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.files.text import Line, read_lines
 from fewshot_callbacks.functional._reading import as_tensor
@@ -119,7 +120,7 @@ class Relevance:
         queries = len(relevant)
         items = queries if gallery is None else _number_of_items(call, gallery)
         if ignored is not None and len(ignored) != queries:
-            raise ValueError(
+            raise InputError(
                 f"{call}: {counted(queries, 'list')} of relevant items, but {len(ignored)} of ignored ones. Pass one each."
             )
         lists = _lists(call, "relevant", relevant, items)
@@ -238,7 +239,7 @@ class Relevance:
         else:
             item_sets, item_width = _label_sets(call, "gallery_targets", gallery_targets)
         if width is not None and item_width is not None and width != item_width:
-            raise ValueError(
+            raise InputError(
                 f"{call}: targets have {counted(width, 'label')}, gallery_targets {item_width}. Column j must be the "
                 "same label in both."
             )
@@ -260,7 +261,7 @@ class Relevance:
             return self
         numbers = as_tensor(clusters, "clusters", call).numpy()
         if numbers.shape != (self.queries,) or not np.issubdtype(numbers.dtype, np.integer):
-            raise ValueError(
+            raise InputError(
                 f"{call}: clusters of shape {numbers.shape} and type {numbers.dtype} must be one integer for each of the "
                 f"{counted(self.queries, 'query')}."
             )
@@ -373,23 +374,23 @@ def _lists(call: str, name: str, lists: Sequence[Any], items: int) -> Lists:
         if not numbers.size:
             continue
         if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-            raise ValueError(f"{call}: {name}[{query}] holds {numbers.dtype}. Pass indices of gallery items.")
+            raise InputError(f"{call}: {name}[{query}] holds {numbers.dtype}. Pass indices of gallery items.")
         lowest = numbers.min()
         highest = numbers.max()
         if lowest < 0 or highest >= items:
             wrong = lowest if lowest < 0 else highest
-            raise ValueError(
+            raise InputError(
                 f"{call}: {name}[{query}] holds {wrong}, but there are {counted(items, 'gallery item')}. Indices begin at 0."
             )
         if len(np.unique(numbers)) < numbers.size:
-            raise ValueError(f"{call}: {name}[{query}] holds an item twice. Pass each once.")
+            raise InputError(f"{call}: {name}[{query}] holds an item twice. Pass each once.")
     return Lists.of(lists)
 
 
 def _grades_of_lists(call: str, relevant: Sequence[Any], grades: Sequence[Any]) -> NDArray[np.float64]:
     """Return the grade of each entry of the lists of relevant items, which `Lists.of` puts in ascending order."""
     if [len(of_query) for of_query in grades] != [len(of_query) for of_query in relevant]:
-        raise ValueError(f"{call}: grades must have the lengths of the relevant items. Pass one grade for each item.")
+        raise InputError(f"{call}: grades must have the lengths of the relevant items. Pass one grade for each item.")
     values = _positive(call, np.array([_grade(call, grade) for of_query in grades for grade in of_query], np.float64))
     ordered = []
     start = 0
@@ -419,7 +420,7 @@ def _refuse_both(call: str, relevant: Lists, ignored: Lists, items: int) -> None
     both = np.intersect1d(_pair_keys(relevant, items), _pair_keys(ignored, items))
     if len(both):
         query, item = divmod(int(both[0]), items)
-        raise ValueError(
+        raise InputError(
             f"{call}: {counted(len(both), 'pair')} {verb(len(both), 'is', 'are')} both relevant and ignored, such as "
             f"query {query} and item {item}. Leave each in one of the lists."
         )
@@ -430,7 +431,7 @@ def _number_of_items(call: str, gallery: Any) -> int:
     number = gallery.__index__() if isinstance(gallery, int | np.integer) and not isinstance(gallery, bool) else 0
     if number < 1:
         words = repr(gallery) if np.ndim(gallery) == 0 else with_article(type(gallery).__name__)
-        raise ValueError(
+        raise InputError(
             f"{call}: gallery is {words}, but must be the number of gallery items. Pass gallery=len(...), or None if "
             "queries and gallery are one set."
         )
@@ -476,7 +477,7 @@ def _checked_grades(
     """Return the grades, if all are valid; else the message states a fact on those that are not."""
     wrong = grades[~is_valid]
     if len(wrong):
-        raise ValueError(
+        raise InputError(
             f"{call}: {counted(len(wrong), 'grade')} {verb(len(wrong), 'is', 'are')} wrong: {wrong[0]:g} {fact}. Grades "
             "are numbers such as 0, 1, 2."
         )
@@ -496,12 +497,12 @@ def check_choices(call: str, at_least: Any, unknown: str) -> float:
     """
     least = _grade(call, at_least, "at_least")
     if not 0 < least < math.inf:
-        raise ValueError(
+        raise InputError(
             f"{call}: at_least={at_least!r} must be a positive number: a grade of 0 is irrelevant. Pass the smallest "
             "relevant grade, such as 1 or 2."
         )
     if unknown not in ("error", "ignore"):
-        raise ValueError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
+        raise InputError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
     return least
 
 
@@ -512,7 +513,7 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
     if not isinstance(judgements, Mapping):
         sides = [_listed(side) for side in judgements]
         if len(sides) not in (2, 3) or len({*map(len, sides)}) > 1:
-            raise ValueError(
+            raise InputError(
                 f"{call}: judgements of lengths {', '.join(str(len(side)) for side in sides)} must be a dictionary, or two "
                 "or three sequences of one length: queries, items and perhaps grades."
             )
@@ -536,7 +537,7 @@ def _grade(call: str, value: Any, name: str = "the grade") -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{call}: {name} {value!r} is no number. Pass numbers such as 0, 1, 2.") from None
+        raise InputError(f"{call}: {name} {value!r} is no number. Pass numbers such as 0, 1, 2.") from None
 
 
 def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
@@ -544,23 +545,23 @@ def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
     try:
         lines = read_lines(file)
     except ValueError as error:
-        raise ValueError(f"{call}: {error}") from None
+        raise InputError(f"{call}: {error}") from None
     if lines and _is_heading(_columns(lines[0])):
         lines = lines[1:]
     rows = [_columns(line) for line in lines]
     if not rows:
-        raise ValueError(
+        raise InputError(
             f"{call}: {file} holds no judgement. Pass a file of lines with TREC's four columns (query, 0, item, grade), or "
             "BEIR's three (query, item, grade)."
         )
     for line, row in zip(lines, rows, strict=True):
         if len(row) not in (3, 4) or len(row) != len(rows[0]):
-            raise ValueError(
+            raise InputError(
                 f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements "
                 "has TREC's four (query, 0, item, grade), or BEIR's three (query, item, grade), with or without a heading."
             )
         if not _is_number(row[-1]):
-            raise ValueError(
+            raise InputError(
                 f"{call}: the grade in line {line.number} of {file} is {row[-1]!r}, no number. Grades are numbers such as 1."
             )
     return [row[0] for row in rows], [row[-2] for row in rows], [row[-1] for row in rows]
@@ -606,7 +607,7 @@ def _rows_of_ids(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]
         if row_id not in judged_ids:
             continue
         if row_id in row_of_id:
-            raise ValueError(
+            raise InputError(
                 f"{call}: {name} holds {row_id!r} in rows {row_of_id[row_id]} and {row}. Each id names one row."
             )
         row_of_id[row_id] = row
@@ -641,7 +642,7 @@ def _refuse_unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any
             examples = ", ".join(map(repr, missing[:SHOWN]))
             if len(missing) > SHOWN:
                 examples += ", ..."
-            raise ValueError(
+            raise InputError(
                 f"{call}: no {name} has the ids {examples} ({len(missing)} in all) of the judgements. Pass the ids of the "
                 f"rows as the judgements write them (strings or integers), or unknown='ignore' to {IGNORED[name]}."
             )
@@ -679,7 +680,7 @@ def _each_once(
         query_ids, item_ids = ids
         first = int(order[differs][0])
         number = int(differs.sum())
-        raise ValueError(
+        raise InputError(
             f"{call}: {counted(number, 'pair')} {verb(number, 'is', 'are')} judged twice with two grades, such as query "
             f"{query_ids[first]!r} and item {item_ids[first]!r}. Keep one of them."
         )
@@ -701,12 +702,12 @@ def _label_sets(call: str, name: str, targets: Any) -> tuple[Sequence[Sequence[A
     else:
         entries = table = as_tensor(targets, name, call).cpu().numpy()
     if table.ndim != 2:
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} have shape {table.shape}; zeros and ones of shape (items, labels) are needed."
         )
     wrong = int((~np.isin(entries, (0, 1))).sum())
     if wrong:
-        raise ValueError(
+        raise InputError(
             f"{call}: {wrong:,} of {counted(entries.size, 'entry')} of {name} {verb(wrong, 'is', 'are')} neither 0 nor "
             "1. Entry (i, j) is 1 if item i has label j."
         )
@@ -765,7 +766,7 @@ def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
         fix = f"Pass [{labels!r}] for one label, or [] for none."
         if not isinstance(labels, str | int):
             fix = "Pass such as ['sky'] or [3], or [] for none."
-        raise ValueError(f"{call}: {name} is {labels!r}, but must be a set or a list with the labels of an item. {fix}")
+        raise InputError(f"{call}: {name} is {labels!r}, but must be a set or a list with the labels of an item. {fix}")
     plain_labels: list[str | int] = []
     for label in _listed(labels):
         if isinstance(label, str):
@@ -773,12 +774,12 @@ def _labels_of_item(call: str, name: str, labels: Any) -> list[str | int]:
         elif isinstance(label, int):
             plain_labels.append(int(label))
         else:
-            raise ValueError(
+            raise InputError(
                 f"{call}: {name} holds {label!r}. A label is a word or an integer: leave out what is missing, and write "
                 "others as words, str(label)."
             )
     if len(set(plain_labels)) < len(plain_labels):
-        raise ValueError(
+        raise InputError(
             f"{call}: {name} holds a label twice. A list holds the labels of each item; pass a table of zeros and ones as a "
             "tensor or an array."
         )
@@ -798,7 +799,7 @@ def _numbered(call: str, sides: Mapping[str, Sequence[Sequence[Any] | NDArray[np
                 if isinstance(label, str) not in kinds:
                     kinds[isinstance(label, str)] = f"{name}[{item}] holds {label!r}"
     if len(kinds) > 1:
-        raise ValueError(
+        raise InputError(
             f"{call}: labels are words and integers: {kinds[True]}, {kinds[False]}. Pass one kind, such as "
             "[[str(label) for label in labels] for labels in targets]."
         )

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import (
@@ -96,7 +97,7 @@ class Values:
                 by_pattern.setdefault(key_pattern, {})[number] = value
         if pattern not in by_pattern and not is_pattern(pattern, self._all_known()):
             known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
-            raise ValueError(
+            raise InputError(
                 f"there is no pattern {pattern!r}; this report has {known}. A pattern is a key with one number left "
                 "open, {k} for a rank or {p} for a rate, such as 'recall@{k}'."
             )
@@ -496,7 +497,7 @@ class RetrievalReport(Values):
             ValueError: If relevance is no single label, so that there are no classes.
         """
         if not self.classes:
-            raise ValueError(
+            raise InputError(
                 "RetrievalReport.per_class: relevance was given, or items have several labels each: there are no classes. "
                 "per_query holds the values of each query."
             )

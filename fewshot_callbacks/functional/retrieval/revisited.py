@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
@@ -55,7 +56,7 @@ def revisited_protocol(
     for query, lists in enumerate(ground_truth):
         missing = [name for name in ("easy", "hard", "junk") if name not in lists]
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"revisited_protocol: ground_truth[{query}] has no {missing[0]!r}. Pass for each query its lists 'easy', "
                 "'hard' and 'junk', as those of gnd in the authors' file."
             )
@@ -82,7 +83,7 @@ def _indices(query: int, name: str, indices: Any) -> list[int]:
     """Read the indices of some images."""
     numbers = np.asarray(indices)
     if numbers.size and not (numbers.dtype.kind in "iuf" and np.array_equal(numbers, np.floor(numbers))):
-        raise ValueError(
+        raise InputError(
             f"revisited_protocol: ground_truth[{query}][{name!r}] holds {indices!r:.60}. Pass indices of gallery images, "
             "which are whole numbers from 0 on."
         )

@@ -1,32 +1,48 @@
 """The settings of an evaluation: what follows from them (metrics, their parameters, memory), and their checks.
 
-`fewshot_callbacks/settings.py` declares each setting. A new setting has its check here, in `check_settings`.
+`fewshot_callbacks/settings.py` declares each setting. A new setting has its check here, in `check_settings`. What follows
+from the metrics that are asked for is read once, in `RetrievalRequest`.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
-from typing import Any, Literal, TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeGuard, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import check_similarity
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu
 from fewshot_callbacks.functional._reading import check_seed
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
 from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
 from fewshot_callbacks.functional.retrieval.registry import (
     RELEVANCE_METRICS,
-    find_metrics,
     requested_metrics,
     stored_metrics,
 )
 from fewshot_callbacks.functional.statistics import normal_quantile
-from fewshot_callbacks.settings import DEFAULT_METRICS, RequestedMetric, RetrievalSettings, plain_list
+from fewshot_callbacks.settings import (
+    DEFAULT_METRICS,
+    MetricSource,
+    RequestedMetric,
+    RetrievalDefaults,
+    RetrievalOptions,
+    UnknownSettingError,
+    names_of,
+    plain_list,
+    with_meanings,
+)
 from fewshot_callbacks.system.words import counted
 
 DEFAULT_MEMORY_MB: float = 512
@@ -37,65 +53,200 @@ UNLIMITED_MB = 2**40
 # compared among different numbers of classes.
 AUTO_GROUP_SIZE = 10
 
+# Sources of metrics that need the counts of all pairs together.
+OF_PAIRS: tuple[MetricSource, ...] = ("pairs", "classes")
+
 Unmatched = Literal["exclude", "miss"]
 """How a query without a relevant candidate in its group counts: not at all (`exclude`), or as a failed search (`miss`)."""
 
 
-# --------------------------------------------------------------------------------------------- what follows from settings
+# -------------------------------------------------------------------------------------------------------------- settings
 
 
-def reported_metrics(settings: RetrievalSettings) -> list[RequestedMetric]:
-    """Return the metrics that are reported: those of `metrics`, without Grouped Recall if `label_groups` is None."""
-    metrics = find_metrics(settings.metrics)
-    return [metric for metric in metrics if metric.metric.source != "groups" or settings.label_groups is not None]
+@partial(with_meanings, settings=RetrievalDefaults)
+@dataclass(frozen=True, kw_only=True)
+class RetrievalSettings(RetrievalDefaults):
+    """The settings of `evaluate_retrieval`. The constructor refuses values that are wrong for any data.
+
+    It stores metrics as a tuple of keys, and of `RequestedMetric` for those of a user; and numbers of NumPy and PyTorch as
+    Python's numbers.
+
+    Args:
+        **settings: Of `RetrievalDefaults`.
+
+    Raises:
+        ValueError: If a value is wrong for any data; the message says what to pass instead.
+
+    Examples:
+        >>> settings = RetrievalSettings(similarity="euclidean", metrics=("mAP", "recall@10"))
+        >>> settings.ties, settings.confidence
+        ('expected', 0.95)
+        >>> RetrievalSettings(metrics="recall@5").metrics
+        ('recall@5',)
+        >>> RetrievalSettings(max_queries=0)
+        Traceback (most recent call last):
+        fewshot_callbacks.errors.InputError: RetrievalSettings: max_queries=0 must be positive; None evaluates all queries.
+    """
+
+    fewest_groups: ClassVar[int] = 2
+    """The number of groups that the interval of Grouped Recall needs."""
+
+    def __post_init__(self) -> None:
+        for name, value in _plain_values(self).items():
+            object.__setattr__(self, name, value)
+        named = requested_metrics(type(self).__name__, self.metrics)
+        # It is not a field, so that it is neither shown nor compared.
+        object.__setattr__(self, "_request", RetrievalRequest.of(self, named))
+        check_settings(self)
+
+    def __reduce__(self) -> Any:
+        """Pickle the settings alone: the functions of some metrics cannot be pickled."""
+        return partial(type(self), **self.arguments()), ()
+
+    def arguments(self) -> RetrievalOptions:
+        """Return the settings as keyword arguments of `evaluate_retrieval`."""
+        return cast(RetrievalOptions, {name: getattr(self, name) for name in names_of(RetrievalOptions)})
 
 
-def parameters(settings: RetrievalSettings, pattern: str) -> tuple[Any, ...]:
-    """Return the parameter of each reported metric of a pattern, such as the ranks of `grouped_recall@{k}`."""
-    metrics = [metric for metric in reported_metrics(settings) if metric.metric.pattern == pattern]
-    return tuple(value for metric in metrics for value in metric.parameters.values())
+@dataclass(frozen=True)
+class RetrievalRequest:
+    """What settings ask for. It is read from them once, and nothing after it reads the key of a metric.
+
+    Attributes:
+        named: The metrics that `metrics` names, each once.
+        reported: Those of them that are reported: all, without Grouped Recall if `label_groups` is None.
+        pooled: The metrics of all pairs together.
+        consistency_rates: The false match rates below which classes are compared.
+        grouped_k: The K of Grouped Recall@K; none if it is not reported.
+        unmatched: How Grouped Recall counts a query without a match.
+        group_size: Number of labels in a random group; None if `label_groups` is groups or None.
+        chooses_group_size: Whether `label_groups` is `auto`, so that the number of classes decides whether there is Grouped
+            Recall.
+        sets_groups: Whether `label_groups` is a size or groups, and neither `auto` nor None.
+    """
+
+    named: tuple[RequestedMetric, ...]
+    reported: tuple[RequestedMetric, ...]
+    pooled: PooledRequest
+    consistency_rates: tuple[float, ...]
+    grouped_k: tuple[int, ...]
+    unmatched: Unmatched
+    group_size: int | None
+    chooses_group_size: bool
+    sets_groups: bool
+
+    @classmethod
+    def of(cls, settings: RetrievalDefaults, named: Sequence[RequestedMetric]) -> RetrievalRequest:
+        """Return what some settings ask for.
+
+        Args:
+            settings: The settings.
+            named: The metrics that they name.
+
+        Raises:
+            ValueError: If they ask for Grouped Recall in two ways.
+        """
+        groups = settings.label_groups
+        reported = tuple(metric for metric in named if metric.metric.source != "groups" or groups is not None)
+        chooses = isinstance(groups, str) and groups == "auto"
+        ranks = _parameters(reported, "grouped_recall@{k}")
+        ranks_with_misses = _parameters(reported, "grouped_recall@{k}_miss")
+        if ranks and ranks_with_misses:
+            keys = f"'grouped_recall@{ranks[0]}' and 'grouped_recall@{ranks_with_misses[0]}_miss'"
+            raise InputError(
+                f"{type(settings).__name__}: metrics ask for Grouped Recall with and without queries that have no match, "
+                f"{keys}. Ask for one of them, and evaluate twice for both."
+            )
+        rates = _parameters(reported, "opis@fmr{p}") + _parameters(reported, "opis_gap@fmr{p}")
+        return cls(
+            named=tuple(named),
+            reported=reported,
+            pooled=_pooled_request(settings, reported),
+            consistency_rates=tuple(dict.fromkeys(rates)),
+            grouped_k=ranks or ranks_with_misses,
+            unmatched="miss" if ranks_with_misses else "exclude",
+            group_size=AUTO_GROUP_SIZE if chooses else groups if isinstance(groups, int) else None,
+            chooses_group_size=chooses,
+            sets_groups=groups is not None and not chooses,
+        )
+
+    def has_source(self, *sources: MetricSource) -> bool:
+        """Return whether a reported metric is computed from one of these sources."""
+        return any(metric.metric.source in sources for metric in self.reported)
+
+    @property
+    def needs_all_pairs(self) -> bool:
+        """Whether a metric or the threshold needs the counts of all pairs together."""
+        return bool(self.pooled.thresholds) or self.has_source(*OF_PAIRS)
+
+    @property
+    def names_grouped_recall(self) -> bool:
+        """Whether `metrics` names Grouped Recall itself, and not only as one of the default metrics."""
+        grouped = {metric.key for metric in self.reported if metric.metric.source == "groups"}
+        if grouped <= {*DEFAULT_METRICS} <= {metric.key for metric in self.named}:
+            return False
+        return bool(grouped)
 
 
-def consistency_rates(settings: RetrievalSettings) -> tuple[float, ...]:
-    """Return the false match rates below which classes are compared."""
-    rates = parameters(settings, "opis@fmr{p}") + parameters(settings, "opis_gap@fmr{p}")
-    return tuple(dict.fromkeys(rates))
+def request_of(settings: RetrievalSettings) -> RetrievalRequest:
+    """Return what settings ask for, which their constructor has read."""
+    request: RetrievalRequest = vars(settings)["_request"]
+    return request
 
 
-def grouped_k(settings: RetrievalSettings) -> tuple[int, ...]:
-    """Return the K of Grouped Recall@K; none if it is not reported."""
-    return parameters(settings, "grouped_recall@{k}") or parameters(settings, "grouped_recall@{k}_miss")
+def _parameters(metrics: Sequence[RequestedMetric], pattern: str) -> tuple[Any, ...]:
+    """Return the parameter of each metric of a pattern, such as the ranks of `grouped_recall@{k}`."""
+    return tuple(
+        value for metric in metrics if metric.metric.pattern == pattern for value in metric.parameters.values()
+    )
 
 
-def grouped_unmatched(settings: RetrievalSettings) -> Unmatched:
-    """Return how Grouped Recall counts a query without a match."""
-    return "miss" if parameters(settings, "grouped_recall@{k}_miss") else "exclude"
+def _pooled_request(settings: RetrievalDefaults, reported: Sequence[RequestedMetric]) -> PooledRequest:
+    """Return the metrics of all pairs together that are reported."""
+    patterns = {metric.metric.pattern for metric in reported}
+    return PooledRequest(
+        precisions=_parameters(reported, "recall@precision{p}"),
+        allowed_thresholds=settings.threshold_bounds or (-math.inf, math.inf),
+        thresholds=() if settings.threshold is None else (settings.threshold,),
+        false_match_rates=_parameters(reported, "fnmr@fmr{p}"),
+        equal_error_rate="eer" in patterns,
+        average_precision="auc_pr" in patterns,
+        auroc="pair_auroc" in patterns,
+    )
 
 
-def sets_groups(settings: RetrievalSettings) -> bool:
-    """Return whether `label_groups` is a size or groups, and neither `auto` nor None."""
-    return settings.label_groups is not None and not chooses_group_size(settings)
+def from_keywords(
+    target: Callable[..., Any],
+    keywords: Mapping[str, Any],
+    options: type = RetrievalOptions,
+    settings: type[RetrievalSettings] = RetrievalSettings,
+) -> RetrievalSettings:
+    """Return the settings that a function or a class was given as keywords.
 
+    Args:
+        target: The function or the class. Messages begin with its name.
+        keywords: Values by the names of the settings.
+        options: The TypedDict of the settings that the target has.
+        settings: The class of what is returned.
 
-def chooses_group_size(settings: RetrievalSettings) -> bool:
-    """Return whether `label_groups` is `auto`, so that the number of classes decides whether there is Grouped Recall."""
-    return isinstance(settings.label_groups, str) and settings.label_groups == "auto"
-
-
-def group_size(settings: RetrievalSettings) -> int | None:
-    """Return the number of labels in a random group; None if `label_groups` is groups or None."""
-    if chooses_group_size(settings):
-        return AUTO_GROUP_SIZE
-    return settings.label_groups if isinstance(settings.label_groups, int) else None
-
-
-def names_grouped_recall(settings: RetrievalSettings) -> bool:
-    """Return whether `metrics` names Grouped Recall itself, and not only as one of the default metrics."""
-    grouped = {metric.key for metric in reported_metrics(settings) if metric.metric.source == "groups"}
-    keys = {metric.key for metric in find_metrics(settings.metrics)}
-    if grouped <= {*DEFAULT_METRICS} <= keys:
-        return False
-    return bool(grouped)
+    Raises:
+        UnknownSettingError: If there is no such setting. The message suggests a similar name.
+        ValueError: If a value is wrong for any data.
+    """
+    known = names_of(options)
+    for name in keywords:
+        if name not in known:
+            similar = get_close_matches(name, [*known, *inspect.signature(target).parameters], n=1)
+            fix = f"Did you mean {similar[0]!r}?" if similar else f"The settings are {', '.join(known)}."
+            raise UnknownSettingError(f"{target.__name__}: there is no setting {name!r}. {fix}")
+    try:
+        return settings(**keywords)
+    except ValueError as error:
+        message = str(error)
+        # `RetrievalSettings: ...`, or a sentence on what it needs
+        if re.match(rf"{settings.__name__}\b", message):
+            raise InputError(message.replace(settings.__name__, target.__name__, 1)) from error
+        raise InputError(f"{target.__name__}: {message}") from error
 
 
 def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings:
@@ -108,16 +259,17 @@ def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings
     Raises:
         ValueError: If a metric or a setting needs classes.
     """
-    metrics = RELEVANCE_METRICS if settings.metrics == DEFAULT_METRICS else settings.metrics
-    need_classes = [metric.key for metric in find_metrics(metrics) if _needs_classes(metric)]
-    if sets_groups(settings):
+    if settings.metrics == DEFAULT_METRICS:
+        settings = replace(settings, metrics=RELEVANCE_METRICS)
+    need_classes = [metric.key for metric in request_of(settings).named if _needs_classes(metric)]
+    if request_of(settings).sets_groups:
         need_classes.append("label_groups")
     if need_classes:
-        raise ValueError(
+        raise InputError(
             f"{call}: {', '.join(need_classes)} cannot be computed where items have several labels each, or relevance is "
             "given: means and groups of classes need one label for each item. Leave them out."
         )
-    return replace(settings, metrics=metrics, label_groups=None)
+    return replace(settings, label_groups=None)
 
 
 def _needs_classes(metric: RequestedMetric) -> bool:
@@ -133,13 +285,13 @@ def main_memory(settings: RetrievalSettings) -> int:
 # ----------------------------------------------------------------------------------------------------------------- checks
 
 
-def plain_values(settings: RetrievalSettings) -> dict[str, Any]:
+def _plain_values(settings: RetrievalDefaults) -> dict[str, Any]:
     """Return the values that the constructor stores: a tuple of metrics, each once, and Python's numbers.
 
     Raises:
         ValueError: If an import path names no metric, or a metric stands without its parameters.
     """
-    values = {field.name: plain_list(_plain(getattr(settings, field.name))) for field in fields(settings)}
+    values = {name: plain_list(_plain(getattr(settings, name))) for name in names_of(RetrievalOptions)}
     values["metrics"] = stored_metrics(type(settings).__name__, several(values["metrics"]))
     return values
 
@@ -153,7 +305,6 @@ def check_settings(settings: RetrievalSettings) -> None:
     call = type(settings).__name__
     check_similarity(settings.similarity)
     check_ties(settings.ties)
-    requested_metrics(call, settings.metrics)
     _check_thresholds(call, settings)
     _check_groups(call, settings)
     _check_max_queries(call, settings.max_queries)
@@ -161,9 +312,9 @@ def check_settings(settings: RetrievalSettings) -> None:
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
     memory_bytes(call, settings.memory_mb)
     compute_device(call, settings.device)
-    has_prototypes = any(metric.metric.source == "prototypes" for metric in find_metrics(settings.metrics))
+    has_prototypes = any(metric.metric.source == "prototypes" for metric in request_of(settings).named)
     if settings.similarity == "hamming" and (has_prototypes or settings.device not in ("cpu", "auto")):
-        raise ValueError(
+        raise InputError(
             f"{call}: binary codes have no mean that could be a prototype, and are compared on the CPU. "
             "With similarity='hamming' leave out prototype_accuracy and device."
         )
@@ -173,12 +324,12 @@ def _check_thresholds(call: str, settings: RetrievalSettings) -> None:
     threshold = settings.threshold
     bounds = settings.threshold_bounds
     if threshold is not None and not (_is_number(threshold) and math.isfinite(threshold)):
-        raise ValueError(
+        raise InputError(
             f"{call}: threshold={threshold!r} must be a finite score; None takes the threshold of the best F1."
         )
     is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(_is_number, bounds))
     if bounds is not None and not (is_pair and bounds[0] <= bounds[1]):  # NaN is refused, too
-        raise ValueError(
+        raise InputError(
             f"{call}: threshold_bounds={bounds!r} must hold the smallest threshold and the largest, in this order, "
             "such as (0.0, 1.0); None sets no bounds."
         )
@@ -188,38 +339,32 @@ def _check_max_queries(call: str, max_queries: Any) -> None:
     if max_queries is None:
         return
     if not isinstance(max_queries, int) or isinstance(max_queries, bool):
-        raise ValueError(
+        raise InputError(
             f"{call}: max_queries={max_queries!r} must be a positive whole number; None evaluates all queries."
         )
     if max_queries < 1:
-        raise ValueError(f"{call}: max_queries={max_queries!r} must be positive; None evaluates all queries.")
+        raise InputError(f"{call}: max_queries={max_queries!r} must be positive; None evaluates all queries.")
 
 
 def _check_groups(call: str, settings: RetrievalSettings) -> None:
-    of_both = [parameters(settings, f"grouped_recall@{{k}}{end}") for end in ("", "_miss")]
-    if all(of_both):
-        keys = [f"grouped_recall@{ranks[0]}{end}" for ranks, end in zip(of_both, ("", "_miss"), strict=True)]
-        raise ValueError(
-            f"{call}: metrics ask for Grouped Recall with and without queries that have no match, {keys[0]!r} and "
-            f"{keys[1]!r}. Ask for one of them, and evaluate twice for both."
-        )
+    request = request_of(settings)
     if settings.label_groups is None:
-        if not reported_metrics(settings):
-            raise ValueError(
+        if not request.reported:
+            raise InputError(
                 f"{call}: label_groups=None leaves out Grouped Recall, and metrics asks for nothing else. Add 'mAP' to "
                 "metrics, or leave out label_groups."
             )
         return
     smallest, fact = _smallest_group(call, settings)
-    if sets_groups(settings) and not grouped_k(settings):
+    if request.sets_groups and not request.grouped_k:
         size = f"={settings.label_groups}" if isinstance(settings.label_groups, int) else ""
-        raise ValueError(
+        raise InputError(
             f"{call}: label_groups{size} is for Grouped Recall, which metrics does not ask for. Add 'grouped_recall@1' to "
             "metrics, or leave out label_groups."
         )
-    if max(grouped_k(settings), default=1) >= smallest:
-        raise ValueError(
-            f"{call}: the ranks of Grouped Recall, {grouped_k(settings)}, must lie below {fact}: with as many candidates as "
+    if max(request.grouped_k, default=1) >= smallest:
+        raise InputError(
+            f"{call}: the ranks of Grouped Recall, {request.grouped_k}, must lie below {fact}: with as many candidates as "
             "classes, recall says little. Use larger groups or smaller ranks."
         )
 
@@ -227,17 +372,17 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
 def _smallest_group(call: str, settings: RetrievalSettings) -> tuple[int, str]:
     """Return the number of labels of the smallest group, and words for it; refuse `label_groups` of another form."""
     groups = settings.label_groups
-    if chooses_group_size(settings):
+    if request_of(settings).chooses_group_size:
         return AUTO_GROUP_SIZE, f"label_groups={AUTO_GROUP_SIZE}, which 'auto' takes"
     if isinstance(groups, Sequence | Tensor) and not isinstance(groups, str):
         checked = checked_groups(call, groups)
         if len(checked) < settings.fewest_groups:
-            raise ValueError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
+            raise InputError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
         smallest = min(map(len, checked))
         return smallest, f"{smallest}, the labels of the smallest group"
     if isinstance(groups, int) and not isinstance(groups, bool) and groups > 1:
         return groups, f"label_groups={groups}"
-    raise ValueError(
+    raise InputError(
         f"{call}: label_groups={groups!r} must be a whole number of at least 2 labels, or the labels of each group; "
         f"'auto' takes {AUTO_GROUP_SIZE} labels where there are {2 * AUTO_GROUP_SIZE} classes, and None omits Grouped "
         "Recall."
@@ -257,20 +402,20 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
     single = next((group for group in groups if isinstance(group, str) or np.ndim(group) == 0), None)
     if not len(groups) or single is not None:
         fact = "is empty" if single is None else f"holds {single!r}, which is a single label"
-        raise ValueError(
+        raise InputError(
             f"{call}: label_groups {fact}. Pass the labels of each group, such as label_groups=[[0, 1, 2], [3, 4, 5]]."
         )
     checked = [on_cpu(as_labels(group, "label_groups", call)) for group in groups]
     for number, group in enumerate(checked):
         if len(group) < 2:
-            raise ValueError(
+            raise InputError(
                 f"{call}: group {number} of label_groups holds {counted(len(group), 'label')}; Recall@K inside a group "
                 "needs at least 2. Leave it out, or join it to another."
             )
     times = Counter(join(call, checked).tolist())
     repeated = [label for label, count in times.items() if count > 1]
     if repeated:
-        raise ValueError(
+        raise InputError(
             f"{call}: label {repeated[0]!r} comes more than once in label_groups. A label is in one group at most."
         )
     return checked
@@ -288,12 +433,12 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     try:
         torch_device = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
+        raise InputError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
     if torch_device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
+        raise InputError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
     count = torch.cuda.device_count()
     if torch_device.type == "cuda" and (torch_device.index or 0) >= count:
-        raise ValueError(f"{call}: device={device!r}, but torch sees {count} CUDA devices. Pass 'cpu' or 'auto'.")
+        raise InputError(f"{call}: device={device!r}, but torch sees {count} CUDA devices. Pass 'cpu' or 'auto'.")
     return torch_device
 
 
@@ -305,7 +450,7 @@ def memory_bytes(call: str, memory_mb: Any) -> int:
     """
     memory_mb = DEFAULT_MEMORY_MB if memory_mb is None else _plain(memory_mb)
     if not (_is_number(memory_mb) and memory_mb > 0):
-        raise ValueError(
+        raise InputError(
             f"{call}: memory_mb={memory_mb!r} must be positive, in MB; None is the default, {DEFAULT_MEMORY_MB:g}."
         )
     return int(min(memory_mb, UNLIMITED_MB) * 10**6)

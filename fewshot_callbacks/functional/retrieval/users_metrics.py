@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
 from fewshot_callbacks.functional.retrieval.report import with_known_points
 from fewshot_callbacks.functional.statistics import OUTSIDE
@@ -40,7 +41,7 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
         values = torch.empty(0)
     if values.shape != (queries,) or values.is_complex():
         shown = f"a tensor of shape {tuple(values.shape)}" if isinstance(returned, Tensor) else repr(returned)
-        raise ValueError(
+        raise InputError(
             f"{call}: the function of the metric {requested.of_queries!r} returned {shown} for "
             f"{counted(queries, 'query')}. Return one value for each query, a tensor of shape ({queries},), "
             "len(ranks.relevant), of real numbers."
@@ -63,7 +64,7 @@ def call_on_pairs(call: str, requested: RequestedMetric, pooled: PooledDecisions
     try:
         value = float(returned)
     except (TypeError, ValueError):
-        raise ValueError(
+        raise InputError(
             f"{call}: the function of the metric {requested.key!r} returned {returned!r}. Return a number."
         ) from None
     check_range(call, requested, torch.tensor([value], dtype=torch.float64))
@@ -88,7 +89,7 @@ def check_range(call: str, requested: RequestedMetric, values: Float[Tensor, "va
     lowest, highest = (float(end) for end in present.aminmax())
     allowed = OUTSIDE * (high - low)
     if lowest < low - allowed or highest > high + allowed:
-        raise ValueError(
+        raise InputError(
             f"{call}: the metric {requested.of_queries!r} has range={requested.metric.range}, and values from {lowest:g} to "
             f"{highest:g}. Pass Metric(..., range=(lowest, highest)) with its bounds, or range=None if it has none."
         )
@@ -127,7 +128,7 @@ def _called(call: str, requested: RequestedMetric, argument: Any, **keywords: An
         return requested.metric.value(argument, **keywords, **requested.parameters)
     except Exception as error:
         text = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(
+        raise InputError(
             f"{call}: the function of the metric {requested.of_queries!r} failed: {type(error).__name__}: {text}. Correct "
             "it, or leave the metric out."
         ) from error

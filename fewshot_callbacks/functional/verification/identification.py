@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.evaluation import best_matches
 from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share, read_items
@@ -245,7 +246,7 @@ def evaluate_identification(
         sets = read_items(_CALL, queries, gallery, columns, share=share, similarity=similarity, memory=memory)
         is_mated = torch.from_numpy(sets.count_candidates_with("labels") > 0)
         if not bool(is_mated.any()):
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: {none_has(len(is_mated), 'query')} an item of its label in the gallery, so nobody can be "
                 "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
             )

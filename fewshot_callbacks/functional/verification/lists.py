@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.files.text import Line, read_lines
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
@@ -58,7 +59,7 @@ class TrialList:
             columns["items[0]"], columns["items[1]"] = self.items
         wrong = [f"{name} has {len(of)}" for name, of in columns.items() if of is not None and len(of) != len(self)]
         if wrong:
-            raise ValueError(
+            raise InputError(
                 f"TrialList: same has {counted(len(self), 'trial')}, but {' and '.join(wrong)}. Pass one entry for each "
                 "trial; items are two tuples, the names of all first sides and of all second sides."
             )
@@ -102,13 +103,13 @@ class TrialList:
             ValueError: If the list has scores in place of items, or names an item that is not there.
         """
         if self.items is None:
-            raise ValueError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
+            raise InputError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
         first, second = self.known_rows(ids)
         missing: list[str] = []
         for name, other_name, row, other_row in zip(*self.items, first.tolist(), second.tolist(), strict=True):
             missing += [item for item, index in ((name, row), (other_name, other_row)) if index < 0]
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"TrialList.rows: {counted(len(set(missing)), 'item')} of the list "
                 f"{verb(len(set(missing)), 'has', 'have')} no embedding, or several, the first is {missing[0]!r}; the "
                 f"ids begin with {[str(name) for name in ids[:2]]}. Write ids as the list does, or embed these items, "
@@ -189,16 +190,16 @@ def read_trials(path: str | Path) -> TrialList:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{_CALL}: {path} does not exist, or is no file. Pass a list of trials.")
+        raise InputError(f"{_CALL}: {path} does not exist, or is no file. Pass a list of trials.")
     try:
         lines = [line._replace(text=composed_form(line.text)) for line in read_lines(path)]
     except ValueError as error:
-        raise ValueError(f"{_CALL}: {error} {_FORMS}") from None
+        raise InputError(f"{_CALL}: {error} {_FORMS}") from None
     if not lines:
-        raise ValueError(f"{_CALL}: {path} is empty. {_FORMS}")
+        raise InputError(f"{_CALL}: {path} is empty. {_FORMS}")
     trials = _reader_of(lines[0])(path, lines)
     if not trials.same:
-        raise ValueError(f"{_CALL}: {path} holds no trial below its first line. {_FORMS}")
+        raise InputError(f"{_CALL}: {path} holds no trial below its first line. {_FORMS}")
     return trials
 
 
@@ -230,7 +231,7 @@ def _is_pair(words: list[str]) -> bool:
 
 def _refuse(path: Path, line: Line, reason: str = "") -> NoReturn:
     """Raise an error for a line that is no trial."""
-    raise ValueError(
+    raise InputError(
         f"{_CALL}: line {line.number} of {path} is {line.text!r}, which is no trial{reason and ': '}{reason}. {_FORMS}"
     )
 
@@ -241,7 +242,7 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
     separator = _separator(heading) or ","
     names = heading.cells(separator)
     if not {"score", "same"} <= set(names) or len(set(names)) < len(names):
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: the first line of {path} names {', '.join(names)}. Name each column once, score and same among them."
         )
     scores: list[float] = []
@@ -309,7 +310,7 @@ def _lfw(path: Path, lines: list[Line]) -> TrialList:
     folds = None
     if len(counts) == 2:
         if len(people) != 2 * counts[0] * counts[1]:
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: {path} has {len(people)} pairs, and its first line says {counts[0]} folds of {counts[1]} pairs "
                 "of each kind. Take the whole file, or correct the line."
             )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.neighbours import chosen_indices, compared_vectors
 from fewshot_callbacks.settings import Similarity
@@ -46,7 +47,7 @@ def trial_scores(
     first_items = chosen_indices(_CALL, "first", first, len(rows))
     second_items = chosen_indices(_CALL, "second", second, len(rows))
     if len(first_items) != len(second_items):
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: first has {counted(len(first_items), 'item')}, second {len(second_items)}. Pass one of each for "
             "every trial."
         )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, default_mode
@@ -69,7 +70,7 @@ def _equal_error(trials: _Trials) -> _Value:
 def _least_cost(trials: _Trials, p: float) -> _Value:
     """Return the least detection cost, over that of the better blind decision, if a share p of trials are target trials."""
     if p == 1:
-        raise ValueError(f"{_CALL}: min_dcf@1 has no non-target trial to accept wrongly. Pass a share below 1.")
+        raise InputError(f"{_CALL}: min_dcf@1 has no non-target trial to accept wrongly. Pass a share below 1.")
     curve = trials.curve
     miss_price = trials.miss_cost * p
     match_price = trials.match_cost * (1 - p)
@@ -288,7 +289,7 @@ def _requested(metrics: Sequence[str] | None, *, has_folds: bool) -> list[Reques
         metrics = (*DEFAULT_TRIAL_METRICS, "accuracy") if has_folds else DEFAULT_TRIAL_METRICS
     requested = requested_metrics(_CALL, metrics, TRIAL_METRICS)
     if not has_folds and "accuracy" in metrics:
-        raise ValueError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
+        raise InputError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
     return requested
 
 
@@ -374,19 +375,19 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     arrays = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
     for name, value in zip(("scores", "same"), arrays, strict=True):
         if value.is_complex():
-            raise ValueError(f"{_CALL}: {name} hold complex numbers, which have no order. Pass real ones.")
+            raise InputError(f"{_CALL}: {name} hold complex numbers, which have no order. Pass real ones.")
         if value.ndim != 1 or not len(value):
-            raise ValueError(
+            raise InputError(
                 f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
             )
     values, kinds = (value.cpu() for value in arrays)
     if len(values) != len(kinds):
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: {counted(len(values), 'score')}, but {len(kinds)} same. Pass one of each for every trial."
         )
     bad = (~(values.double().abs() <= LARGEST)).nonzero()
     if len(bad):
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: {len(bad)} of {counted(len(values), 'score')} {verb(len(bad), 'is', 'are')} NaN, infinite or "
             f"beyond {LARGEST:g}, the first at index {int(bad[0])}. Find what made them, or drop these trials from all "
             "arguments."
@@ -394,7 +395,7 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     other_kinds = ((kinds != 0) & (kinds != 1)).nonzero()
     if len(other_kinds):
         index = int(other_kinds[0])
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: same holds {kinds[index].item()} at index {index}. Pass True, or 1, for target trials, whose "
             "sides are of one identity, and False, or 0, for non-target trials."
         )
@@ -403,7 +404,7 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
         kind, missing = ("target", "non-target") if is_target.all() else ("non-target", "target")
         number = len(is_target)
         fact = f"all {number} trials are {kind} trials" if number > 1 else f"the only trial is a {kind} trial"
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: {fact}, and every rate needs trials of both kinds. Add {missing} trials, or look at what `same` "
             "was made from."
         )
@@ -419,7 +420,7 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     if first is None and second is None:
         return None
     if first is None or second is None:
-        raise ValueError(f"{_CALL}: first and second belong together. Pass both, or neither.")
+        raise InputError(f"{_CALL}: first and second belong together. Pass both, or neither.")
     sides = {"first": first, "second": second}
     identities = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
     names, number = np.unique(torch.cat(encode(_CALL, identities)[0]).numpy(), return_inverse=True)
@@ -429,7 +430,7 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     if len(wrong):
         index = int(wrong[0])
         number_of_identities = "one" if first_numbers[index] == second_numbers[index] else "two"
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: in {len(wrong)} of {len(same)} trials `same` and the identities disagree, the first at index "
             f"{index}: same is {bool(same[index])}, and the identities are {number_of_identities}. Pass identities, such "
             "as names, not items."
@@ -460,13 +461,13 @@ def _folds(
         targets = np.count_nonzero(same[in_fold])
         if targets in (0, size):
             kind = "target" if targets else "non-target"
-            raise ValueError(
+            raise InputError(
                 f"{_CALL}: fold {name!r} has {size} trials, all {kind} trials. Give each fold trials of both kinds; LFW's "
                 "have 300 of each."
             )
         folds[name] = in_fold
     if len(folds) < 2:
-        raise ValueError(
+        raise InputError(
             f"{_CALL}: folds has the single fold {next(iter(folds))!r}. Pass at least two, such as 0 to 9."
         )
     return folds

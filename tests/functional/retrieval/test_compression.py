@@ -14,7 +14,7 @@ from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.functional import Relevance, Share, compare_reports, compression_costs, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.compressed_rows import find_ranges, int8_codes
 from fewshot_callbacks.functional.retrieval.compression import Compression
-from fewshot_callbacks.settings import RetrievalSettings
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 from fewshot_callbacks.sources import Shards
 from tests.cases import examples
 from tests.integration_packages import integration

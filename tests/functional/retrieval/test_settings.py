@@ -29,14 +29,10 @@ from fewshot_callbacks.functional import (
     suspects,
     variance_ratio,
 )
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 from fewshot_callbacks.functional.verification import DEFAULT_TRIAL_METRICS, TRIAL_METRICS
-from fewshot_callbacks.settings import (
-    GroupedOptions,
-    ReportSettings,
-    RetrievalOptions,
-    RetrievalSettings,
-    takes,
-)
+from fewshot_callbacks.report import ReportSettings
+from fewshot_callbacks.settings import GroupedOptions, RetrievalDefaults, RetrievalOptions, takes
 from tests.integration_packages import integration
 from tests.messages import refused
 
@@ -162,7 +158,7 @@ def test_a_wrong_setting_of_the_metric_is_found_at_construction():
 
 # ------------------------------------------------------------------------------------------------------ named once
 
-DEFAULTS = {field.name: field.default for field in fields(RetrievalSettings)}
+DEFAULTS = {field.name: field.default for field in fields(RetrievalDefaults)}
 # Of each setting, the words of its meaning.
 MEANINGS = {
     entry.arg_name: (entry.description or "").split()

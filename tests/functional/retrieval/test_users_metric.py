@@ -22,7 +22,7 @@ from fewshot_callbacks import (
 )
 from fewshot_callbacks.functional import Share
 from fewshot_callbacks.functional.retrieval import requested_metric
-from fewshot_callbacks.settings import RetrievalSettings
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 from tests.functional import brute_force
 from tests.functional.brute_force import BruteForce
 from tests.functional.retrieval import users_metrics

@@ -1,0 +1,26 @@
+"""`InputError`, the error that this package raises where it cannot use what it was given."""
+
+from __future__ import annotations
+
+__all__ = ["InputError"]
+
+
+class InputError(ValueError):
+    """Raised where an argument, a batch, a file or a setting cannot be used.
+
+    The message states the fact, the call and the fix.
+
+    Every error that this package raises about its input is an `InputError`, except for files that are missing or cannot be
+    written, which raise an `OSError`, and packages that are not installed, which raise a `ModuleNotFoundError`.
+
+    An error is made of its message alone, so that each of several processes can raise the same one.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import InputError, evaluate_retrieval
+        >>> try:
+        ...     evaluate_retrieval(torch.full((2, 3), torch.nan), [0, 0])
+        ... except InputError as error:
+        ...     print("left out:", "NaN" in str(error))
+        left out: True
+    """

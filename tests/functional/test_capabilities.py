@@ -1,0 +1,194 @@
+"""Every function that compares a set takes the same arguments, except for what the table `TAKES` says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fewshot_callbacks import InputError, Shards, functional
+from fewshot_callbacks.functional.items import TAKES, Share
+from tests.messages import refused
+from tests.reports import comparable_values
+from tests.thread_processes import in_threads
+
+PAGE = Path(__file__).parents[2] / "docs/files.md"
+# What a function needs so that these small sets have a result.
+OPTIONS = {
+    "evaluate_retrieval": {"label_groups": 3},
+    "grouped_recall": {"label_groups": 3},
+    "near_duplicates": {"min_score": 0.5},
+    "suspects": {"k": 5, "min_probability": 0.0},
+}
+
+
+def items(count, seed):
+    """Rows that tie and repeat, with the columns of a set."""
+    generator = np.random.default_rng(seed)
+    rows = generator.integers(-2, 3, (count, 4)).astype(np.float32)
+    rows[:, 0] += 3
+    labels = np.arange(count) % 6
+    # Ids repeat with their row and label.
+    ids = np.arange(count)
+    ids[-4:], rows[-4:], labels[-4:] = ids[:4], rows[:4], labels[:4]
+    return {"rows": rows, "labels": labels, "ids": ids + 1000 * seed, "groups": ids // 2 % 7}
+
+
+QUERIES, GALLERY = items(40, 1), items(50, 2)
+
+
+def columns_of(name):
+    """The columns that a function takes: labels only where it has an argument for them."""
+    return ("ids", "groups") if name == "near_duplicates" else ("labels", "ids", "groups")
+
+
+def arguments(name, queries, gallery=None):
+    """Sets as the arguments of a function."""
+    takes = TAKES[name]
+    given = {takes.argument("queries"): queries["rows"]}
+    given |= {takes.argument(f"query_{kind}"): queries[kind] for kind in columns_of(name) if kind in queries}
+    if gallery is not None:
+        given["gallery"] = gallery["rows"]
+        given |= {f"gallery_{kind}": gallery[kind] for kind in columns_of(name) if kind in gallery}
+    return given
+
+
+def call(name, given, **options):
+    return getattr(functional, name)(**given, **OPTIONS.get(name, {}), **options)
+
+
+def comparable(value):
+    """A result as text, to the last bit. Of a probe it is the predictions: processes add up its sums in another order."""
+    if isinstance(value, functional.ProbeReport):
+        return repr((value.values, value.intervals))
+    if isinstance(value, functional.RetrievalReport):
+        return comparable_values(value)[0]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: comparable(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist().__repr__()
+    if isinstance(value, dict):
+        return {key: comparable(entry) for key, entry in value.items()}
+    return repr(value)
+
+
+def in_files(folder, given, name="rows"):
+    """The same set as `Shards` of two files."""
+    folder.mkdir(exist_ok=True)
+    half = len(given["rows"]) // 2
+    for number, part in enumerate((slice(0, half), slice(half, None))):
+        np.savez(folder / f"{name}{number}.npz", **{kind: values[part] for kind, values in given.items()})
+    kinds = {kind: kind for kind in given if kind != "rows"}
+    return Shards(folder / f"{name}*.npz", embeddings="rows", **kinds)
+
+
+def has(*wanted):
+    """The functions of which the table says so."""
+    return [name for name, takes in TAKES.items() if all(getattr(takes, field) == value for field, value in wanted)]
+
+
+ONE_SET = has(("needs_gallery", False))
+TWO_SETS = has(("one_set", False))
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("name", ONE_SET)
+def test_files_of_one_set_bring_their_labels_ids_and_groups(name, tmp_path):
+    known = call(name, arguments(name, QUERIES))
+    shards = in_files(tmp_path / "one", QUERIES)
+    for memory_mb in (None, 0.0005):
+        found = call(name, {TAKES[name].argument("queries"): shards}, memory_mb=memory_mb)
+        assert comparable(found) == comparable(known)
+
+
+@pytest.mark.parametrize("name", TWO_SETS)
+def test_files_of_two_sets_bring_their_labels_ids_and_groups(name, tmp_path):
+    known = call(name, arguments(name, QUERIES, GALLERY))
+    sets = {"queries": in_files(tmp_path / "queries", QUERIES), "gallery": in_files(tmp_path / "gallery", GALLERY)}
+    assert comparable(call(name, sets, memory_mb=0.0005)) == comparable(known)
+    both = {kind: np.concatenate([QUERIES[kind], GALLERY[kind]]) for kind in QUERIES}
+    flags = np.arange(len(both["rows"])) >= len(QUERIES["rows"])
+    together = in_files(tmp_path / "both", both | {"is_gallery": flags})
+    assert comparable(call(name, {"queries": together})) == comparable(known)
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_processes_give_what_one_gives(name):
+    gallery = None if name in has(("one_set", True)) else GALLERY
+    known = comparable(call(name, arguments(name, QUERIES, gallery)))
+
+    def part(given, processes):
+        mine = slice(processes.rank, None, processes.count)
+        return {kind: values[mine] for kind, values in given.items()}
+
+    def work(processes):
+        places = [np.arange(len(given["rows"]))[processes.rank :: 2] for given in (QUERIES, GALLERY)]
+        share = Share(processes, places[0], None if gallery is None else places[1])
+        sets = [part(given, processes) for given in (QUERIES, gallery) if given is not None]
+        return comparable(call(name, arguments(name, *sets), share=share))
+
+    assert in_threads(2, work) == [known, known]
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("kind", ["ids", "groups"])
+def test_a_column_of_one_of_two_sets_is_refused_where_it_would_exclude_nobody(name, kind):
+    takes = TAKES[name]
+    if takes.one_set:
+        pytest.skip("it takes one set")
+    given = arguments(name, QUERIES, {"rows": GALLERY["rows"], "labels": GALLERY["labels"]})
+    other = {"ids": "groups", "groups": "ids"}[kind]
+    del given[f"query_{other}"]
+    if takes.excludes and not (kind == "ids" and takes.query_ids_alone):
+        with refused(InputError, name, f"query_{kind}", f"gallery_{kind}"):
+            call(name, given)
+    else:
+        call(name, given)
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_labels_are_needed_where_the_table_says_so(name):
+    gallery = {"rows": GALLERY["rows"]} if TAKES[name].needs_gallery else None
+    given = arguments(name, {"rows": QUERIES["rows"]}, gallery)
+    if TAKES[name].labels:
+        with refused(InputError, name):
+            call(name, given)
+    else:
+        call(name, given)
+
+
+@pytest.mark.parametrize("name", [name for name in TAKES if "labels" in columns_of(name)])
+def test_several_labels_of_an_item_are_taken_where_the_table_says_so(name):
+    sets = np.eye(6, dtype=np.int64)[QUERIES["labels"]]
+    sets[:, 0] = 1
+    given = arguments(name, QUERIES | {"labels": sets}, GALLERY if TAKES[name].needs_gallery else None)
+    if TAKES[name].label_sets:
+        getattr(functional, name)(**given)
+    elif name != "linear_probe":  # its targets may have several columns
+        with refused(InputError, name):
+            call(name, given)
+
+
+@pytest.mark.parametrize("name", has(("needs_gallery", True)))
+def test_a_gallery_is_needed_where_the_table_says_so(name):
+    with refused(InputError, name, "gallery"):
+        call(name, arguments(name, QUERIES))
+
+
+# ------------------------------------------------------------------------------------------------------- the page
+
+
+def rows_of_the_page():
+    """The rows of the page's table, from the table of the module."""
+    for name, takes in TAKES.items():
+        sets = "one" if takes.one_set else "two" if takes.needs_gallery else "one or two"
+        labels = "optional" if "labels" in columns_of(name) else "no"
+        labels = "yes" if takes.labels else labels
+        several = ", one or several for each item" if takes.label_sets else ""
+        effect = "exclude candidates" if takes.excludes else "ids count each item once"
+        yield f"| `{name}` | {sets} | {labels}{several} | {effect} |"
+
+
+def test_the_page_says_what_the_table_says():
+    page = PAGE.read_text(encoding="utf-8")
+    assert [row for row in rows_of_the_page() if row not in page] == []
