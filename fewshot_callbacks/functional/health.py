@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
 from typing import Any, Literal, NamedTuple
 
@@ -33,19 +33,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
+from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._labels import Labels, check_labels, encode, read_labels
-from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, computable, default_mode, tensor_code
+from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
-from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, check_places, refuse_other_dims
+from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, read_items
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
+from fewshot_callbacks.sources.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted
 
 _CALL = "embedding_health"
@@ -327,6 +327,7 @@ def embedding_health(
     embeddings: Any,
     labels: Any | None = None,
     *,
+    ids: Any | None = None,
     k: int | None = 10,
     normalize: bool = False,
     share: Share = EVERYTHING,
@@ -339,6 +340,7 @@ def embedding_health(
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale.
         labels: (items,) integers or strings; without them there are no `nc1`, `cdnv` and `alignment`.
+        ids: (items,) identity of each item, where some come several times: the first of each id is counted.
         k: Neighbours of the hubness, at least 2, by their Euclidean distance; items as near as the last of them share the
             count that remains. None leaves out what needs neighbours, which takes most of the time and, with several
             processes, all embeddings in each of them.
@@ -362,22 +364,20 @@ def embedding_health(
     with processes.together():
         if k is not None:
             k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10, or None.", least=2)
-        places = presence(share.query_places)
-        processes.refuse_other_calls(
-            _CALL, {"k": k, "normalize": normalize, "labels": presence(labels), "query_places": places}
-        )
-        rows, codes = _read(embeddings, labels, share)
+        share.refuse_other_settings(_CALL, {"k": k, "normalize": normalize})
+        items = read_items(_CALL, embeddings, None, {"query_labels": labels, "query_ids": ids}, share=share).queries
+        rows = as_one_tensor(items.rows)
+        codes = items.of_rows("labels") if "labels" in items.columns else None
         moments, class_moments = _moments_of_all(rows, codes, processes, normalize=normalize)
         if normalize:
             rows = unit_rows(rows.double()).to(rows.dtype)
         dim = len(moments.mean)
-        rows = rows.reshape(len(rows), dim)  # a process without items may not know the dimension
         findings = [_from_moments(moments)]
         if class_moments is not None:
             findings.append(_from_classes(moments, class_moments))
         findings.append(_from_pairs(rows, moments.count, processes))
         if k is not None:
-            findings.append(_from_neighbours(rows, moments.count, share, k))
+            findings.append(_from_neighbours(replace(items, rows=rows), processes, k))
     fields: dict[str, Any] = {}
     for finding in findings:
         fields |= finding.fields
@@ -390,31 +390,6 @@ class _Findings(NamedTuple):
 
     fields: dict[str, Any]
     notes: list[str]
-
-
-def _read(embeddings: Any, labels: Any, share: Share) -> tuple[Tensor, Tensor | None]:
-    """Return rows that can be computed with, and codes of their labels. A process of several may have none. Collective."""
-    processes = share.processes
-    rows = as_tensor(embeddings, "embeddings", _CALL).cpu()
-    items = len(rows) if rows.ndim else 0
-    if items or processes.count == 1:
-        check_embeddings(rows, "embeddings", _CALL, tensor_code("embeddings", embeddings))
-    item_labels = None if labels is None else read_labels(labels, items, "labels", "embeddings", _CALL)
-    places = share.query_places
-    if places is not None:
-        places = check_labels(places, items, "places", "embeddings", _CALL)
-    by_rank = processes.gather((rows.shape[-1] if rows.ndim else 0, items, places))
-    dims = {rank: dim for rank, (dim, number, _) in enumerate(by_rank) if number}
-    if not dims:
-        raise InputError(
-            f"{_CALL}: embeddings is empty (shape {tuple(rows.shape)}) in every process. Pass at least one item."
-        )
-    refuse_other_dims(_CALL, "embeddings", dims)
-    codes = None if item_labels is None else encode(_CALL, {"labels": item_labels}, processes)[0][0]
-    if places is not None:
-        places_by_rank = [places_of_rank for *_, places_of_rank in by_rank if places_of_rank is not None]
-        check_places(_CALL, "embeddings", torch.cat(places_by_rank))
-    return computable(rows), codes
 
 
 # ----------------------------------------------------------------------------------------------------------------- moments
@@ -680,23 +655,21 @@ def _reach_of_sample(sum_of_item: Float[Tensor, "sample"], total: Float[Tensor, 
 # -------------------------------------------------------------------------------------------------------------- neighbours
 
 
-def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share, k: int) -> _Findings:
+def _from_neighbours(items: Items, processes: Processes, k: int) -> _Findings:
     """Return hubness and intrinsic dimension, from one search among the distinct rows. Collective.
 
     Args:
-        rows: Rows of this process.
-        items: Number of items of all processes.
-        share: The items of this process.
+        items: The items, with the rows that are compared.
+        processes: All processes.
         k: Number of neighbours.
     """
-    if items <= k:
+    if items.length <= k:
         note = (
             f"hubness, antihubs and intrinsic_dimension are NaN: {counted(k, 'neighbour')} need more than "
-            f"{counted(items, 'item')}. Pass k of at most the number of other items."
+            f"{counted(items.length, 'item')}. Pass k of at most the number of other items."
         )
         return _Findings({}, [note])
-    rows_of_all = _rows_of_all(rows, share)
-    counts = _search_neighbours(rows_of_all, share.processes, k)
+    counts = _search_neighbours(_rows_of_all(items, processes), processes, k)
     notes = []
     dimension = _intrinsic_dimension(counts.log_ratios)
     if math.isnan(dimension):
@@ -706,25 +679,24 @@ def _from_neighbours(rows: Float[Tensor, "items dim"], items: int, share: Share,
     hubness = _skewness(counts.times_named)
     if math.isnan(hubness):
         notes.append("hubness is NaN: all items are neighbours equally often.")
-    largest = counts.times_named.argsort(descending=True, stable=True)[:SHOWN_HUBS].tolist()
+    # Counts are sums of fractions. Those that differ by rounding are equal, and the first item comes first.
+    largest = counts.times_named.round(decimals=9).argsort(descending=True, stable=True)[:SHOWN_HUBS]
+    hubs = zip(items.to_origins(largest).tolist(), counts.times_named[largest].tolist(), strict=True)
     fields = {
         "duplicates": counts.duplicates,
         "intrinsic_dimension": dimension,
         "antihubs": float((counts.times_named == 0).double().mean()),
-        "hubs": tuple((item, float(counts.times_named[item])) for item in largest),
+        "hubs": tuple(hubs),
         "hubness": hubness,
     }
     return _Findings(fields, notes)
 
 
-def _rows_of_all(rows: Float[Tensor, "items dim"], share: Share) -> Float[Tensor, "all_items dim"]:
+def _rows_of_all(items: Items, processes: Processes) -> Float[Tensor, "all_items dim"]:
     """Return the rows of all processes, in the order of their places. Collective."""
-    by_rank = share.processes.gather((rows, share.query_places))
-    rows_of_all = torch.cat([rows_of_rank for rows_of_rank, _ in by_rank]) + 0.0  # so that -0.0 equals 0.0 bit for bit
-    if share.query_places is None:
-        return rows_of_all
-    places = torch.cat([torch.as_tensor(places_of_rank) for _, places_of_rank in by_rank])
-    return rows_of_all[places.argsort()]
+    by_rank = processes.gather((items.rows, items.places))
+    rows_of_all = torch.cat([rows for rows, _ in by_rank]) + 0.0  # so that -0.0 equals 0.0 bit for bit
+    return rows_of_all[torch.cat([places for _, places in by_rank]).argsort()]
 
 
 class _NeighbourCounts(NamedTuple):

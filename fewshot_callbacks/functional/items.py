@@ -89,6 +89,7 @@ class Takes(NamedTuple):
 
 # Function -> the arguments that it takes.
 TAKES = {
+    "embedding_health": Takes(labels=False, notes=False, one_set=True, excludes=False),
     "evaluate_identification": Takes(),
     "evaluate_retrieval": Takes(label_sets=True),
     "grouped_recall": Takes(),

@@ -40,7 +40,7 @@ def test_an_error_that_concerns_all_is_the_same_on_every_rank(on_ranks: list[dic
 def test_the_error_of_one_process_is_raised_on_all_ranks(on_ranks: list[dict[str, Any]]) -> None:
     for rank, answers in enumerate(on_ranks):
         kind, message = answers["failing"]["value"]
-        assert kind == "ValueError"
+        assert kind == "InputError"
         assert missing_facts(message, ("evaluate_retrieval", "integer", "query_labels", "torch.float32")) == []
         on_first = ("ArithmeticError", "no more numbers")
         on_others = ("RemoteError", "ArithmeticError: no more numbers")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks import DEFAULT_METRICS
+from fewshot_callbacks import DEFAULT_METRICS, InputError
 from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError
 from fewshot_callbacks.engine.chunks import LEAST_CHUNKS, gather_in_item_order
 from fewshot_callbacks.engine.evaluation import Evaluation
@@ -349,7 +349,7 @@ def test_places_that_two_processes_both_name_are_refused_in_both():
         return evaluate_retrieval(**SET, share=Share(processes, torch.arange(8)))
 
     for error in in_threads(2, work):
-        assert type(error) is ValueError
+        assert type(error) is InputError
         assert not missing_facts(str(error), ("places", "queries", "0 to 15")), error
 
 
@@ -360,7 +360,7 @@ def test_what_is_wrong_in_one_process_is_named_in_all(change, facts):
         return evaluate_retrieval(**given | {"share": Share(processes, given.get("share"))})
 
     for error in in_threads(2, work):
-        assert type(error) is ValueError
+        assert type(error) is InputError
         assert not missing_facts(str(error), facts), error
 
 

@@ -1,5 +1,7 @@
 """Every function that compares a set takes the same arguments, except for what the table `TAKES` says."""
 
+import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ OPTIONS = {
     "evaluate_retrieval": {"label_groups": 3},
     "grouped_recall": {"label_groups": 3},
     "near_duplicates": {"min_score": 0.5},
+    "embedding_health": {"k": 3},
     "suspects": {"k": 5, "min_probability": 0.0},
 }
 
@@ -38,8 +41,13 @@ QUERIES, GALLERY = items(40, 1), items(50, 2)
 
 
 def columns_of(name):
-    """The columns that a function takes: labels only where it has an argument for them."""
-    return ("ids", "groups") if name == "near_duplicates" else ("labels", "ids", "groups")
+    """The columns that a function has arguments for."""
+    kinds = ("labels", "ids", "groups")
+    return [kind for kind in kinds if TAKES[name].argument(f"query_{kind}") in parameters(name)]
+
+
+def parameters(name):
+    return inspect.signature(getattr(functional, name)).parameters
 
 
 def arguments(name, queries, gallery=None):
@@ -58,9 +66,10 @@ def call(name, given, **options):
 
 
 def comparable(value):
-    """A result as text, to the last bit. Of a probe it is the predictions: processes add up its sums in another order."""
-    if isinstance(value, functional.ProbeReport):
-        return repr((value.values, value.intervals))
+    """A result as text, to the last bit; to nine digits where processes add up sums in another order."""
+    if isinstance(value, functional.ProbeReport | functional.EmbeddingHealth):
+        values = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        return re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.9g}", repr(values))
     if isinstance(value, functional.RetrievalReport):
         return comparable_values(value)[0]
     if hasattr(value, "__dataclass_fields__"):
@@ -96,8 +105,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_files_of_one_set_bring_their_labels_ids_and_groups(name, tmp_path):
     known = call(name, arguments(name, QUERIES))
     shards = in_files(tmp_path / "one", QUERIES)
-    for memory_mb in (None, 0.0005):
-        found = call(name, {TAKES[name].argument("queries"): shards}, memory_mb=memory_mb)
+    for options in ({}, {"memory_mb": 0.0005} if "memory_mb" in parameters(name) else {}):
+        found = call(name, {TAKES[name].argument("queries"): shards}, **options)
         assert comparable(found) == comparable(known)
 
 

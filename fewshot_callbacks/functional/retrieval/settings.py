@@ -259,17 +259,17 @@ def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings
     Raises:
         ValueError: If a metric or a setting needs classes.
     """
-    if settings.metrics == DEFAULT_METRICS:
-        settings = replace(settings, metrics=RELEVANCE_METRICS)
-    need_classes = [metric.key for metric in request_of(settings).named if _needs_classes(metric)]
-    if request_of(settings).sets_groups:
+    request = request_of(settings)
+    is_default = settings.metrics == DEFAULT_METRICS
+    need_classes = [] if is_default else [metric.key for metric in request.named if _needs_classes(metric)]
+    if request.sets_groups:
         need_classes.append("label_groups")
     if need_classes:
         raise InputError(
             f"{call}: {', '.join(need_classes)} cannot be computed where items have several labels each, or relevance is "
             "given: means and groups of classes need one label for each item. Leave them out."
         )
-    return replace(settings, label_groups=None)
+    return replace(settings, metrics=RELEVANCE_METRICS if is_default else settings.metrics, label_groups=None)
 
 
 def _needs_classes(metric: RequestedMetric) -> bool:
