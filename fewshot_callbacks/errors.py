@@ -10,8 +10,9 @@ class InputError(ValueError):
 
     The message states the fact, the call and the fix.
 
-    Every error that this package raises about its input is an `InputError`, except for files that are missing or cannot be
-    written, which raise an `OSError`, and packages that are not installed, which raise a `ModuleNotFoundError`.
+    Every error that this package raises about the values of its input is an `InputError`. Errors of the disk and of
+    addresses stay an `OSError`, a package that is not installed is a `ModuleNotFoundError`, and a value that a report does
+    not have is a `LookupError`.
 
     An error is made of its message alone, so that each of several processes can raise the same one.
 

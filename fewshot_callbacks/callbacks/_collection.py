@@ -4,8 +4,8 @@
     Collection    one for each source of a Trainer
 
 Each monitor forwards the hooks that Lightning calls. The first call of an event does the work, and the others find it
-done, so that the order of the monitors does not matter. All processes have the same monitors in the same order, so that the
-first of a collective call is the first in every process.
+done, so that the order of the monitors does not matter. Only the first monitor that asks makes a collective call. It is
+the same monitor in every process, because all processes have the same monitors in the same order.
 """
 
 from __future__ import annotations
@@ -122,13 +122,15 @@ class Collection:
                      get the same `Batch`. An error waits: see `failures`.
         agree        at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes
                      then know the same about labels and encoders.
+        dealing      for each side of a set, before its first shard. *Collective*. It says whether repeated items are known.
         shard        for each side of a set. *Collective*. The first member joins the batches of the side, which are then
                      held once, as a shard.
-        done_with    after a set, for the sides that the member needs no more. What no member needs is dropped.
-        finish       at the end of the epoch, also where nothing could be measured. The last member drops everything.
+        done_with    after a set, for the sides that the member does not need again. Shards that no member needs are dropped.
+        finish       at the end of the epoch. The last member drops everything.
 
-    In the sanity check, and where a validation is not measured, `finish` follows `read`. `close`, at the end of the run or
-    after an exception, may come after any of them.
+    The members take turns from `agree` to `finish`: the second begins after the first has finished. In the sanity check,
+    and where a validation is not measured, `finish` follows `failures`. `close`, at the end of the run or after an
+    exception, may come after any of them, and drops what they have left.
 
     Args:
         source: Where the items come from.
@@ -136,7 +138,7 @@ class Collection:
     """
 
     def __init__(self, source: EmbeddingSource, owner: str) -> None:
-        # Raises if the folder cannot be written to.
+        # It is dropped at once. A folder that cannot be written to is an error now, at the setup.
         EmbeddingStore(source.spill_to, owner)
         self.source = source
         # how repeated items could be told, as monitors of this source have said in this run
@@ -151,7 +153,7 @@ class Collection:
         self._clear()
 
     def _clear(self) -> None:
-        """Drop what belongs to one validation. Called only while no member still has to measure."""
+        """Drop what belongs to one validation: before it begins, after its last member has measured, or after an abort."""
         # name -> loader, in the order of their indices
         self.dataloaders: dict[str, Any] = {}
         # the part of the data that this process has

@@ -29,7 +29,8 @@ class LabelReader:
         # whether labels are floating-point numbers, which are targets to those who take them; to all others they are label
         # sets, if they are nothing but zeros and ones
         self.has_targets = False
-        # why targets of this validation are no labels to those who take none; None while they are zeros and ones
+        # error of the monitors that take no targets of a regression; None while all targets of this validation were zeros
+        # and ones, which these monitors read as label sets
         self.target_error: Exception | None = None
 
     def read(self, labels: Any, step: str, owner: str) -> Labels:

@@ -43,7 +43,8 @@ class SideItems:
             side: The side.
             dataset_size: See `EmbeddingStore.shard`.
             part: See there.
-            needs_undivided: Keep the items of both sides of a flag, too: a second copy of the embeddings.
+            needs_undivided: Also keep the items before a flag divides them, because another monitor measures them so. This
+                costs a second copy of the embeddings.
         """
         whole = side.undivided
         if side not in self._shards and whole not in self._shards:

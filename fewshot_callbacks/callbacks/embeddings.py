@@ -433,7 +433,7 @@ class EmbeddingReader:
         self.successful_steps.clear()
 
     def attach(self, module: LightningModule) -> None:
-        """Add a hook to the submodule that is the source, unless it has one.
+        """Find the submodule that is the source. A compiled module is given its hook now, any other before each step.
 
         The module may make or replace its layers in `setup` and in `configure_model`, which both come after the `setup` of
         the callbacks.

@@ -114,7 +114,7 @@ class RetrievalMonitor(CollectingMonitor):
     1. `on_validation_epoch_start` begins a new set, and the callbacks that draw decide whether they will;
     2. `on_validation_batch_start` keeps what the submodule returns from now on, if embeddings come from one;
     3. `on_validation_batch_end` reads embeddings and labels, once for all monitors with an equal source, and appends them
-       to the store of their loader;
+       to the store of their side, which is a loader and an encoder;
     4. `on_validation_epoch_end` exchanges the errors of all ranks, and for each set
     5. joins its batches to this rank's part and drops them, evaluates it together with the other ranks,
     6. logs the values, of which checkpoints and early stopping read the same on every rank,

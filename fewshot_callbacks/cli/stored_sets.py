@@ -154,7 +154,7 @@ def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str])
         )
     unread = [name for name in names if name not in columns.values()]
     _print_on_first_process([*shards.notes, *_notes_on_unread(file, unread, ONE_SET, has_options=True)])
-    queries, gallery, arrays = with_stored_arrays(shards, None, {}, labelled=True)
+    queries, gallery, arrays = with_stored_arrays("evaluate_retrieval", shards, None, {}, labelled=True)
     arrays |= {"queries": queries, "gallery": gallery}
     stored = {name: values for name, values in arrays.items() if values is not None}
     return StoredSets(file, stored, has_names_of_two=False)

@@ -291,9 +291,9 @@ def encode(
 def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = ALONE) -> list[Int[Tensor, "_"]]:
     """Return codes that are equal where ids or groups are equal, in all arguments and processes. *Collective*.
 
-    Nobody asks for the id of such a code, so words are not sorted. Several processes exchange a digest of 16 bytes in place
-    of each distinct word, since paths of files are all distinct, and long. Half a million distinct words in each of two
-    processes take about 1 s of processor time in each. Integers take none, and are not exchanged.
+    The ids are not kept, so words are not sorted; `encode` keeps them. Several processes exchange a digest of 16 bytes in
+    place of each distinct word, since paths of files are all distinct, and long. Half a million distinct words in each of
+    two processes take about 1 s of processor time in each. Integers are their own codes: nothing is computed or sent.
 
     Args:
         call: The public function, for messages.

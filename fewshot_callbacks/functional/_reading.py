@@ -1,4 +1,4 @@
-"""Reads the arrays that callers pass as tensors, and refuses arrays and settings that cannot be used."""
+"""Checks and converts single arrays and numbers of a call. `items.read_items` reads the sets of a call."""
 
 from __future__ import annotations
 

@@ -694,7 +694,7 @@ def _from_neighbours(items: Items, processes: Processes, k: int) -> _Findings:
 
 def _rows_of_all(items: Items, processes: Processes) -> Float[Tensor, "all_items dim"]:
     """Return the rows of all processes, in the order of their places. Collective."""
-    by_rank = processes.gather((items.rows, items.places))
+    by_rank = processes.gather((as_one_tensor(items.rows), items.places))
     rows_of_all = torch.cat([rows for rows, _ in by_rank]) + 0.0  # so that -0.0 equals 0.0 bit for bit
     return rows_of_all[torch.cat([places for _, places in by_rank]).argsort()]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -56,14 +56,21 @@ LOADED_SHARE = 0.25
 # A gallery in memory is converted as a whole if, as float32, it takes at most this share of the budget. A larger one is
 # converted in chunks, each of them once for all queries.
 COPIED_SHARE = 0.8
-# Arguments that are columns, in the order in which they are read.
-_COLUMNS = tuple(f"{prefix}_{kind}" for kind in ("labels", "ids", "groups") for prefix in ("query", "gallery"))
-# Columns that exclude: an item is no candidate of a query with the same code.
+# Columns that exclude: an item is not a candidate of a query with the same code.
 EXCLUDING = ("ids", "groups")
+# Those of them in which a query may share its code with several items. An id is the id of one item.
+GROUPING = tuple(kind for kind in EXCLUDING if kind != "ids")
+# All columns that arguments and files may have. A new kind stands here, or processes that differ in it are not noticed.
+_KINDS = ("labels", *EXCLUDING)
+# The arguments that are columns, in the order in which they are read.
+_COLUMNS = tuple(f"{prefix}_{kind}" for kind in _KINDS for prefix in ("query", "gallery"))
 
 
 class Takes(NamedTuple):
-    """Which arguments a function takes, where functions differ. All functions take files, shares, ids and groups."""
+    """Which arguments a function takes, where functions differ.
+
+    All functions take files, shares, ids and groups, but for `embedding_health`, which takes no groups.
+    """
 
     labels: bool = True
     """whether the function needs labels; otherwise they may be left out"""
@@ -121,9 +128,9 @@ class Share:
     processes: Processes = ALONE
     """the processes that make the call together, see `metrics.TorchProcesses`"""
     query_places: Any | None = None
-    """(queries,) index of each query in the whole set, which determines the order of `per_query` and the random draws; by
-    default, the queries of each process follow those of the previous process. A dropped repetition has no place, so that the
-    places are 0, 1, 2, ... (a position in the data would count it)"""
+    """(queries,) index of each query among the queries that all processes pass, from 0 to their number - 1. It determines
+    the order of `per_query` and the random draws. By default, the queries of each process follow the queries of the previous
+    process. Rows that you left out yourself have no place; rows that repeat an id have one."""
     gallery_places: Any | None = None
     """(gallery,) index of each gallery item in the whole gallery"""
 
@@ -141,7 +148,8 @@ EVERYTHING = Share()
 class Items:
     """The queries, or the gallery: the rows of this process, and the columns of all items.
 
-    The place of an item is its index among the items of all processes. Every result names items by their places.
+    The place of an item is its index among the items of all processes. Inside the package, items are named by their places.
+    `to_origins` turns places into indices of the caller. `take` numbers the places anew.
     """
 
     rows: Tensor | StoredRows
@@ -317,9 +325,9 @@ class ItemSets:
         """Return how many candidates of each query have its code in a column."""
         of_queries = self.queries.columns[column].numpy()
         of_items = self.gallery.columns[column].numpy()
-        groups = self.exclusions("groups")
+        groups = self.exclusions(*GROUPING)
         counts = count_equal_candidates([(of_queries, of_items)], groups)
-        # Ids exclude one item at most, the query itself, which its group may have excluded already.
+        # Ids exclude one item at most: the query itself. If its group has excluded it as well, it is not subtracted twice.
         item = self.items_of_queries().numpy()
         is_counted = (item >= 0) & (of_items[item] == of_queries)
         for groups_of_queries, groups_of_items in groups:
@@ -485,7 +493,7 @@ def read_items(
         queries: Queries of this process: an array, or files.
         gallery: Gallery items of this process; None for one set.
         columns: Labels, ids, groups and other columns of this process, by the name of the argument, such as `query_ids`;
-            None for an argument that no process was given.
+            None where it was not given, in which all processes must agree.
         share: Which share of the sets this process holds.
         similarity: How queries and gallery will be compared.
         memory: Budget in bytes. Rows in files stay there if they take much of it.
@@ -502,12 +510,13 @@ def read_items(
     if not labelled:
         takes = takes._replace(labels=False)
     processes = share.processes
-    queries, gallery, columns = with_stored_arrays(queries, gallery, columns, labelled=labelled, takes=takes)
-    # All processes read columns in the same order. Those in files come in another one than arguments.
+    passed = {name for name, values in columns.items() if values is not None}
+    queries, gallery, columns = with_stored_arrays(call, queries, gallery, columns, labelled=labelled, takes=takes)
+    # All processes read columns in the same order. Columns from files come in another order than arguments.
     columns = {name: columns[name] for name in dict.fromkeys((*_COLUMNS, *sorted(columns))) if name in columns}
     present = {"gallery": presence(gallery), **{name: presence(columns.get(name)) for name in _COLUMNS}}
     processes.refuse_other_calls(call, {takes.argument(name): value for name, value in present.items()})
-    _refuse_lone(call, gallery is None, columns, takes, labelled=labelled)
+    _refuse_lone(call, gallery is None, columns, passed, takes, labelled=labelled)
     reader = _Reader(call, processes, memory, as_codes=similarity == "hamming", with_hashes=takes.notes)
     sides = {"query": reader.read(takes.argument("queries"), queries, share.query_places)}
     if gallery is None:
@@ -575,8 +584,13 @@ def _first_of_repeated(items: Items) -> Int[Tensor, "counted"] | None:
     return None if len(first) == items.length else first
 
 
-def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes: Takes, *, labelled: bool) -> None:
-    """Refuse a column that only one of two sets has, and a column of a gallery that was not passed."""
+def _refuse_lone(
+    call: str, is_one_set: bool, columns: Mapping[str, Any], passed: Set[str], takes: Takes, *, labelled: bool
+) -> None:
+    """Refuse a column that only one of two sets has, and a column of a gallery that was not passed.
+
+    Ids in the files of one of two sets are not refused. They count each of its items once, and exclude nothing.
+    """
     if takes.needs_gallery and is_one_set:
         raise InputError(
             f"{call}: gallery is missing. Pass gallery= and gallery_labels=, or Shards(..., is_gallery=...) as queries."
@@ -604,7 +618,8 @@ def _refuse_lone(call: str, is_one_set: bool, columns: Mapping[str, Any], takes:
         if not takes.excludes:
             continue
         may_be_alone = is_one_set or (kind == "ids" and takes.query_ids_alone)
-        if has_query != has_gallery and not (has_query and may_be_alone):
+        are_in_files = kind == "ids" and not {"query_ids", "gallery_ids"} & passed
+        if has_query != has_gallery and not are_in_files and not (has_query and may_be_alone):
             raise InputError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
 
 
@@ -833,8 +848,8 @@ def check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
     """Refuse places of all items that are not each of 0, 1, 2, ... once."""
     if not torch.equal(places.sort().values, torch.arange(len(places))):
         raise InputError(
-            f"{call}: the places of {name} must be 0 to {len(places) - 1}, each once over all processes. Drop repeated "
-            "items first."
+            f"{call}: the places of {name} must be 0 to {len(places) - 1}, each once over all processes. Number the rows "
+            "that you pass, without those that you left out."
         )
 
 
@@ -842,14 +857,14 @@ def check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
 
 
 def with_stored_arrays(
-    queries: Any, gallery: Any, arrays: Mapping[str, Any], *, labelled: bool, takes: Takes | None = None
+    call: str, queries: Any, gallery: Any, arrays: Mapping[str, Any], *, labelled: bool, takes: Takes | None = None
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Return queries, gallery, and their labels, ids and groups: those that are passed, else those in the files.
 
-    Ids and groups that are only in the files of one of two sets are left out: they would exclude nobody. So are labels, if
-    the function does not need them.
+    Labels that only the files of one of two sets hold are left out, if the function does not need labels.
 
     Args:
+        call: The public function, for messages.
         queries: Rows of the queries; `Shards` with `is_gallery` are divided into queries and gallery.
         gallery: Rows of the gallery; None for one set.
         arrays: Labels, ids and groups by the name of the argument, such as `query_ids`; None where none are passed.
@@ -868,31 +883,29 @@ def with_stored_arrays(
     merged = dict(passed)
     for prefix, rows in (("query", queries), ("gallery", gallery)):
         if isinstance(rows, Shards | RowSubset):
-            stored = {f"{prefix}_ids": rows.ids, f"{prefix}_groups": rows.groups}
-            if labelled:
-                stored[f"{prefix}_labels"] = rows.labels
+            stored = {f"{prefix}_{kind}": getattr(rows, kind) for kind in _KINDS if labelled or kind != "labels"}
             merged = {name: column for name, column in stored.items() if column is not None} | merged
     if gallery is not None and (takes is None or takes.excludes):
-        _refuse_groups_of_one(merged, passed)
-        optional = ("ids", "groups", "labels") if takes is not None and not takes.labels else ("ids", "groups")
-        for kind in optional:
-            pair = {f"query_{kind}", f"gallery_{kind}"}
-            if not pair & passed.keys() and any(merged.get(name) is None for name in pair):
+        for kind in GROUPING:
+            _refuse_groups_of_one(call, kind, merged, passed)
+        if takes is not None and not takes.labels:
+            pair = {"query_labels", "gallery_labels"}
+            if not pair & passed.keys() and not pair <= merged.keys():
                 merged = {name: array for name, array in merged.items() if name not in pair}
     return queries, gallery, merged
 
 
-def _refuse_groups_of_one(merged: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
+def _refuse_groups_of_one(call: str, kind: str, merged: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
     """Refuse groups that the files of one of two sets hold, if the other set has none."""
     prefixes = {"query", "gallery"}
-    with_groups = {prefix for prefix in prefixes if merged.get(f"{prefix}_groups") is not None}
+    with_groups = {prefix for prefix in prefixes if merged.get(f"{prefix}_{kind}") is not None}
     if len(with_groups) != 1:
         return
     [grouped] = with_groups
     [other_prefix] = prefixes - with_groups
-    if f"{grouped}_groups" not in passed:
+    if f"{grouped}_{kind}" not in passed:
         names = {"query": "queries", "gallery": "gallery"}
         raise InputError(
-            f"Only the files of the {names[grouped]} hold groups: they would exclude nobody. Pass groups= to the Shards of "
-            f"both sets, or {other_prefix}_groups=."
+            f"{call}: only the files of the {names[grouped]} hold {kind}, which would exclude nothing. Pass {kind}= to the "
+            f"Shards of both sets, or {other_prefix}_{kind}=."
         )

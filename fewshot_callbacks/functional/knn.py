@@ -17,7 +17,15 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import default_mode
-from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Rules, Share, first_equal_rows, read_items
+from fewshot_callbacks.functional.items import (
+    EVERYTHING,
+    GROUPING,
+    ItemSets,
+    Rules,
+    Share,
+    first_equal_rows,
+    read_items,
+)
 from fewshot_callbacks.functional.neighbours import positive_number, positive_whole, search
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
@@ -324,8 +332,9 @@ class NeighbourSearch:
         equal_item = first_equal_rows(gallery)
         equal_query = equal_item if queries.rows is gallery.rows else first_equal_rows(queries)
         row = gallery.of_all(sets.processes, gallery.places[torch.from_numpy(equal_item)])
-        if "groups" in gallery.columns:
-            row = torch.stack([row, gallery.columns["groups"]], dim=1).unique(dim=0, return_inverse=True)[1]
+        for kind in GROUPING:
+            if kind in gallery.columns:
+                row = torch.stack([row, gallery.columns[kind]], dim=1).unique(dim=0, return_inverse=True)[1]
         rows = _DistinctRows.of(row.numpy(), gallery_classes.numpy())
         self_match = sets.items_of_queries().numpy()
         return cls(sets, classes.numpy(), gallery_classes.numpy(), self_match, rows, equal_query)
@@ -369,8 +378,7 @@ class NeighbourSearch:
         if not self.sets.same_set:
             # A gallery item that does not vote for one of two equal queries may vote for the other.
             columns.append(self.self_match[places])
-        if "groups" in items.columns:
-            columns.append(items.columns["groups"].numpy()[places])
+        columns += [items.columns[kind].numpy()[places] for kind in GROUPING if kind in items.columns]
         kinds = np.zeros(len(queries), np.int64)
         for column in columns:
             # Renumbered after each column, so that products stay small.

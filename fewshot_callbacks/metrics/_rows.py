@@ -19,8 +19,9 @@ from torch import Tensor
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._repeated import sketches
 
-# Bytes of a block of rows. glibc maps what is larger than 32 MiB for itself alone, and so gives it back to the system when
-# it is freed; pages of the last block that hold no rows yet take no memory. A list of batches would leave holes in the heap.
+# Bytes of a block of rows. A block above 32 MiB has a mapping of its own, which glibc gives back to the system when the
+# block is freed. Pages of the last block that hold no rows yet take no memory. A list of batches would leave holes in the
+# heap.
 BLOCK_BYTES = 2**26
 
 

@@ -1,4 +1,4 @@
-"""Reads the batches of an epoch, collects their embeddings, and gathers them from all processes.
+"""Copies the embeddings of an epoch to the CPU, and returns this process's part of them, or those of all processes.
 
 A store owns copies of all batches until it is cleared or dropped. Nothing travels between processes before `shard` or
 `gather`, which every process must call.

@@ -26,7 +26,7 @@ class ItemBatch:
     embeddings: Float[Tensor, "items dim"]
     """on the device on which they were given"""
     labels: Labels
-    """integers on the device on which they were given"""
+    """integers or targets on the device on which they were given, or words; see `Labels`"""
     columns: Mapping[Hashable, Labels]
     """name -> value of each item, on the CPU: `ids`, `groups`, and what else an owner asks for"""
     positions: Int[Tensor, "items"] | None = None

@@ -449,7 +449,7 @@ def costs_beside(
     arrays = dict(arguments)
     gallery = arrays.pop("gallery", None)
     relevance = arrays.pop("relevance", None)
-    queries, gallery, arrays = with_stored_arrays(queries, gallery, arrays, labelled=relevance is None)
+    queries, gallery, arrays = with_stored_arrays(_CALL, queries, gallery, arrays, labelled=relevance is None)
     sets = _read(queries, gallery, share.processes)
     compression.refuse_wide(sets.dim)
     if sets.are_bytes and "int8" in compression.codes:

@@ -23,7 +23,7 @@ from fewshot_callbacks.system.words import counted
 
 @dataclass(frozen=True, eq=False)
 class RetrievalInputs(ItemSets):
-    """The queries and the gallery of an evaluation. With judgements, the labels of the queries are their clusters."""
+    """The queries and the gallery of an evaluation. With judgements, the column `labels` holds the cluster of each query."""
 
     judgements: given_relevance.Relevance | None = None
     """which items are relevant to which queries, of all processes; None if labels say it"""

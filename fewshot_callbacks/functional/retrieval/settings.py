@@ -110,7 +110,7 @@ class RetrievalSettings(RetrievalDefaults):
 
 @dataclass(frozen=True)
 class RetrievalRequest:
-    """What settings ask for. It is read from them once, and nothing after it reads the key of a metric.
+    """What settings ask for. It is read from them once, and the evaluation reads no key of a metric after it.
 
     Attributes:
         named: The metrics that `metrics` names, each once.

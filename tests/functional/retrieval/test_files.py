@@ -184,11 +184,18 @@ def test_labels_ids_groups_and_the_gallery_come_from_the_files(tmp_path):
         assert_same(known, quiet(shards, memory_mb=memory))
 
 
-def test_ids_in_the_files_of_one_side_exclude_nobody(tmp_path):
+@pytest.mark.parametrize("memory", [512, TINY])
+def test_ids_in_the_files_of_one_side_count_each_item_once_and_exclude_nobody(tmp_path, memory):
     values = vectors("float32")
-    shards = in_files(tmp_path, values, labels=LABELS.numpy(), ids=np.arange(ITEMS))
+    repeated = np.concatenate([values, values[100:140]])
+    ids, labels = np.arange(ITEMS + 40), torch.cat([LABELS, LABELS[100:140]]).numpy()
+    ids[ITEMS:] -= ITEMS - 100
+    shards = in_files(tmp_path, repeated, labels=labels, ids=ids)
     known = quiet(values[:50], LABELS[:50], values, LABELS)
-    assert_same(known, quiet(values[:50], LABELS[:50], shards))
+    assert quiet(values[:50], LABELS[:50], shards, memory_mb=memory).values == known.values
+    known = quiet(values, LABELS, values[:50], LABELS[:50])
+    found = quiet(shards, None, values[:50], LABELS[:50], memory_mb=memory)
+    assert (found.values, found.queries) == (known.values, ITEMS)
 
 
 def test_groups_in_the_files_of_one_side_are_refused(tmp_path):
