@@ -38,7 +38,7 @@ from fewshot_callbacks.callbacks._evaluation import (
 from fewshot_callbacks.callbacks._sides import (
     FLAG,
     Column,
-    EvaluatedSet,
+    MeasuredSet,
     Side,
     check_gallery,
     gallery_loader,
@@ -142,13 +142,13 @@ class CollectingMonitor(EvaluationMonitor):
         """Return the names of all values that a set may have, without stage and end of the key; empty if none is known."""
 
     @abstractmethod
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Return name -> value of a set, the same in every process. *Collective*.
 
         Args:
             trainer: The Trainer.
             set_name: First part of the keys, such as `val/t2i`, and their end, for messages.
-            evaluated_set: The set.
+            measured_set: The set.
         """
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
@@ -161,10 +161,10 @@ class CollectingMonitor(EvaluationMonitor):
         # indices of the loaders whose batches are read; a validation finds them at its start
         self._loaders_read: Container[int] = ()
 
-    def _after_set(self, trainer: Trainer, stage: str, evaluated_set: EvaluatedSet, has_values: bool) -> None:
+    def _after_set(self, trainer: Trainer, stage: str, measured_set: MeasuredSet, has_values: bool) -> None:
         """Hand on a set after its values were logged. *Collective*. By default nothing is done."""
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
         """Return the names of values that are NaN if a set cannot be measured. *Collective*."""
         return self._names()
 
@@ -363,7 +363,7 @@ class CollectingMonitor(EvaluationMonitor):
             loaders.add(index)
         return loaders
 
-    def _sets(self, trainer: Trainer) -> list[EvaluatedSet]:
+    def _sets(self, trainer: Trainer) -> list[MeasuredSet]:
         """Return the sets that are evaluated."""
         return sets_of(trainer, self.gallery, self.loaders, self._collection.directions)
 
@@ -371,39 +371,39 @@ class CollectingMonitor(EvaluationMonitor):
         """Measure the sets one after the other, and log the values of each. *Collective*."""
         self._collection.agree()
         # Where the settings name no loader that there is, a set without a side takes the error.
-        sets = self._sets(trainer) or [EvaluatedSet("", "", [])]
-        for number, evaluated_set in enumerate(sets):
-            values = self._values_of_set(trainer, stage, evaluated_set, failed)
+        sets = self._sets(trainer) or [MeasuredSet("", "", [])]
+        for number, measured_set in enumerate(sets):
+            values = self._values_of_set(trainer, stage, measured_set, failed)
             has_values = values is not None
-            prefix = self._key(stage, evaluated_set.direction)
-            suffix = evaluated_set.suffix
+            prefix = self._key(stage, measured_set.direction)
+            suffix = measured_set.suffix
             if values is None:
-                names = self._names_of_set(trainer, prefix + suffix, evaluated_set)
+                names = self._names_of_set(trainer, prefix + suffix, measured_set)
                 values = dict.fromkeys(names, math.nan)
             logged = {f"{prefix}/{name}{suffix}": value for name, value in values.items()}
             self._log(trainer, pl_module, logged, next(iter(logged), None) if self.prog_bar else None)
-            self._after_set(trainer, stage, evaluated_set, has_values)
+            self._after_set(trainer, stage, measured_set, has_values)
             # The embeddings of this set are freed before the next evaluation takes memory.
             needed = {side for later_set in sets[number + 1 :] for side in later_set.sides}
-            self._collection.done_with(self._member, set(evaluated_set.sides) - needed)
+            self._collection.done_with(self._member, set(measured_set.sides) - needed)
 
     def _values_of_set(
-        self, trainer: Trainer, stage: str, evaluated_set: EvaluatedSet, failed: Mapping[int, Exception]
+        self, trainer: Trainer, stage: str, measured_set: MeasuredSet, failed: Mapping[int, Exception]
     ) -> Mapping[str, float] | None:
         """Return name -> value of a set; None after an error, which was handled. *Collective*."""
-        prefix = self._key(stage, evaluated_set.direction)
-        set_name = prefix + evaluated_set.suffix
+        prefix = self._key(stage, measured_set.direction)
+        set_name = prefix + measured_set.suffix
         names = self._names()
         consequence = f"{self._policy.owner} logs nothing of {set_name}."
         if names:
-            consequence = f"{prefix}/{names[0]}{evaluated_set.suffix} and the other values of this set are NaN."
+            consequence = f"{prefix}/{names[0]}{measured_set.suffix} and the other values of this set are NaN."
         values = None
         with self._policy.handling(consequence):
-            for loader in [side.loader for side in evaluated_set.sides] or failed:
+            for loader in [side.loader for side in measured_set.sides] or failed:
                 if loader in failed:
                     raise failed[loader]
             with all_processes().together():
-                values = self._measure_set(trainer, set_name, evaluated_set)
+                values = self._measure_set(trainer, set_name, measured_set)
         return values
 
     def _shard(self, side: Side) -> Shard:
@@ -455,14 +455,14 @@ class CollectingMonitor(EvaluationMonitor):
         """
         return self.source.ids is not None and len(sides) == 2 and not self._collection.has_two_encoders
 
-    def _awaited(self, trainer: Trainer, evaluated_set: EvaluatedSet, names: Iterable[str]) -> list[str]:
+    def _awaited(self, trainer: Trainer, measured_set: MeasuredSet, names: Iterable[str]) -> list[str]:
         """Return the names of values that a checkpoint or a scheduler waits for; without a value they are logged as NaN.
 
         A key that is missing would end the training.
         """
         watched = {watcher.key for watcher in watchers(trainer)}
-        prefix = self._key(stage_of(trainer), evaluated_set.direction)
-        return [name for name in names if f"{prefix}/{name}{evaluated_set.suffix}" in watched]
+        prefix = self._key(stage_of(trainer), measured_set.direction)
+        return [name for name in names if f"{prefix}/{name}{measured_set.suffix}" in watched]
 
     def _tell(self, notes: Sequence[str], set_name: str) -> None:
         """Warn of each kind of note once in a run."""
@@ -480,8 +480,8 @@ class CollectingMonitor(EvaluationMonitor):
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
         keys: dict[str, Better] = {}
-        for evaluated_set in self._sets(trainer):
+        for measured_set in self._sets(trainer):
             for name in self._names():
-                key = self._key("val", evaluated_set.direction, name) + evaluated_set.suffix
+                key = self._key("val", measured_set.direction, name) + measured_set.suffix
                 keys[key] = self._better.get(name)
         return keys

@@ -51,8 +51,8 @@ class Side(NamedTuple):
         return Side(self.loader, self.encoder)
 
 
-class EvaluatedSet(NamedTuple):
-    """Names a set that is evaluated."""
+class MeasuredSet(NamedTuple):
+    """A set that is measured: its place in the logged keys, its queries and its gallery."""
 
     direction: str
     """direction of two encoders, such as `image_to_text`; empty for one encoder"""
@@ -75,7 +75,7 @@ def gallery_loader(trainer: Trainer, gallery: int | Entry | None) -> int | None:
 
 def sets_of(
     trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, directions: tuple[str, str] | None
-) -> list[EvaluatedSet]:
+) -> list[MeasuredSet]:
     """Return the sets that are evaluated: one for each loader of queries, or two with two encoders.
 
     Args:
@@ -89,20 +89,20 @@ def sets_of(
     query_loaders = [loader for loader in ends if loader != loader_of_gallery]
     flag = gallery_flag(trainer, gallery)
     has_one_side = loader_of_gallery is None and flag is None
-    sets: list[EvaluatedSet] = []
+    sets: list[MeasuredSet] = []
     for loader in query_loaders:
         suffix = ends[loader]
         if directions is not None:
             forward, backward = directions
             encoders = [Side(loader, encoder=0), Side(loader, encoder=1)]
-            sets.append(EvaluatedSet(forward, suffix, encoders))
-            sets.append(EvaluatedSet(backward, suffix, encoders[::-1]))
+            sets.append(MeasuredSet(forward, suffix, encoders))
+            sets.append(MeasuredSet(backward, suffix, encoders[::-1]))
             continue
         queries = Side(loader, flag=flag)
         candidates = queries._replace(is_flagged=True) if loader_of_gallery is None else Side(loader_of_gallery)
         if loader_of_gallery is not None and len(query_loaders) == 1:
             suffix = ""
-        sets.append(EvaluatedSet("", suffix, [queries] if has_one_side else [queries, candidates]))
+        sets.append(MeasuredSet("", suffix, [queries] if has_one_side else [queries, candidates]))
     return sets
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
+from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
@@ -214,9 +214,9 @@ class DiscriminantRatioMonitor(BatchMonitor):
     def _names(self) -> Sequence[str]:
         return ("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high")
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Return J, the variance ratio and the ends of its interval over all processes, by name. *Collective*."""
-        [side] = evaluated_set.sides
+        [side] = measured_set.sides
         values: dict[str, float] = dict.fromkeys(self._names(), torch.nan)
         values["J"], scatter = ratio_of_set(
             self._moments_here(trainer, side), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
@@ -227,7 +227,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
             values["variance_ratio"] = ratio.value
             values["variance_ratio_low"], values["variance_ratio_high"] = ratio.interval
             stage = "test" if trainer.testing else "val"
-            key, low, high = (self._key(stage, name) + evaluated_set.suffix for name in self._names()[1:])
+            key, low, high = (self._key(stage, name) + measured_set.suffix for name in self._names()[1:])
             if ratio.undefined is not None:
                 self._policy.warn(f"{key} is NaN. {ratio.undefined} So are {low} and {high}. (Shown once.)", kind=key)
             elif ratio.interval_undefined is not None:

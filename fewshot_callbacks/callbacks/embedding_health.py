@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._movement import MOVEMENTS, MovementOfSet, has_fixed_order, notes_on_nan, sample_of
-from fewshot_callbacks.callbacks._sides import EvaluatedSet
+from fewshot_callbacks.callbacks._sides import MeasuredSet
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
@@ -123,13 +123,13 @@ class EmbeddingHealthMonitor(BatchMonitor):
     def _names(self) -> Sequence[str]:
         return [*names_of(labels=True, k=self.k), *MOVEMENTS]
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
-        has_labels = all(self._collection.have_classes(side.loader) for side in evaluated_set.sides)
-        return [*names_of(labels=has_labels, k=self.k), *self._awaited(trainer, evaluated_set, MOVEMENTS)]
+    def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
+        has_labels = all(self._collection.have_classes(side.loader) for side in measured_set.sides)
+        return [*names_of(labels=has_labels, k=self.k), *self._awaited(trainer, measured_set, MOVEMENTS)]
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Measure the items of all processes, and return name -> value. *Collective*."""
-        [side] = evaluated_set.sides
+        [side] = measured_set.sides
         has_labels = self._collection.have_classes(side.loader)
         if has_labels is None:
             raise InputError(f"{self._policy.owner}: the set is empty: no step gave an embedding.")
@@ -142,15 +142,15 @@ class EmbeddingHealthMonitor(BatchMonitor):
                 normalize=self.normalize,
                 share=Share(all_processes(), shard.places),
             )
-        self.reports[evaluated_set.suffix] = health
+        self.reports[measured_set.suffix] = health
         self._tell(health.notes, set_name)
         self._report_collapse(health.collapse, set_name)
-        values, note = self._movement_of(trainer, evaluated_set, shard)
+        values, note = self._movement_of(trainer, measured_set, shard)
         # Embeddings that have collapsed may have nowhere to move to.
         if note is not None and health.collapse is None:
             self._tell([note], set_name)
         self._tell(notes_on_nan(values), set_name)
-        awaited = dict.fromkeys(self._awaited(trainer, evaluated_set, MOVEMENTS), math.nan)
+        awaited = dict.fromkeys(self._awaited(trainer, measured_set, MOVEMENTS), math.nan)
         if awaited and not values and note is None and self._policy.is_new("nothing to compare with"):
             rank_zero_info(
                 f"{set_name}: {', '.join(awaited)} are NaN: there is no earlier validation of the same items in the same "
@@ -159,7 +159,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return health.metrics() | awaited | values
 
     def _movement_of(
-        self, trainer: Trainer, evaluated_set: EvaluatedSet, shard: Shard
+        self, trainer: Trainer, measured_set: MeasuredSet, shard: Shard
     ) -> tuple[dict[str, float], str | None]:
         """Return how far a sample has moved since earlier validations, and a sentence; see `MovementOfSet.compare`.
 
@@ -170,13 +170,13 @@ class EmbeddingHealthMonitor(BatchMonitor):
         sample = sample_of(shard, trainer.global_step, all_processes())
         values: dict[str, float] = {}
         note = None
-        if not has_fixed_order(trainer, evaluated_set.sides[0].loader):
+        if not has_fixed_order(trainer, measured_set.sides[0].loader):
             note = (
                 f"{', '.join(MOVEMENTS)} are not logged, since the loader shuffles its items, so that those of two "
                 "validations cannot be compared. Pass shuffle=False to the loader."
             )
         elif sample is not None:
-            movement = self._movements.setdefault(evaluated_set.suffix, MovementOfSet())
+            movement = self._movements.setdefault(measured_set.suffix, MovementOfSet())
             values, note = movement.compare(sample, id(trainer.lightning_module))
         movement_of_first = broadcast_object((values, note))
         assert movement_of_first is not None

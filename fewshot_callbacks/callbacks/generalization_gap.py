@@ -12,7 +12,7 @@ from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
 from fewshot_callbacks.callbacks._evaluation import loader_index, no_such_loader
-from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
+from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source, hints_of_source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
@@ -196,22 +196,22 @@ class GeneralizationGapMonitor(CollectingMonitor):
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
-    def _sets(self, trainer: Trainer) -> list[EvaluatedSet]:
-        return [EvaluatedSet("", "", [Side(loader_index(trainer, self.val_loader) or 0)])]
+    def _sets(self, trainer: Trainer) -> list[MeasuredSet]:
+        return [MeasuredSet("", "", [Side(loader_index(trainer, self.val_loader) or 0)])]
 
     def _names(self) -> Sequence[str]:
         return list(self._better)
 
     def _values_of_set(
-        self, trainer: Trainer, stage: str, evaluated_set: EvaluatedSet, failed: Mapping[int, Exception]
+        self, trainer: Trainer, stage: str, measured_set: MeasuredSet, failed: Mapping[int, Exception]
     ) -> Mapping[str, float]:
         """Return name -> value; without a gap its values are NaN, but for the share of time. *Collective*."""
-        values = super()._values_of_set(trainer, stage, evaluated_set, failed)
+        values = super()._values_of_set(trainer, stage, measured_set, failed)
         if values is None:
             values = dict.fromkeys(self._names(), math.nan)
         return {**values, "share_of_time": self.schedule.watch.share}
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Return the gap of the validation set to the training items, with its recalls, by name. *Collective*."""
         with self.schedule.watch.running():
             self.gap = self._gap(trainer)

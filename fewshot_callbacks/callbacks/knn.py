@@ -8,7 +8,7 @@ from typing import Any
 from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
+from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._reading import named
@@ -98,9 +98,9 @@ class KnnMonitor(BankMonitor):
     def _names(self) -> Sequence[str]:
         return self._accuracies
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Return the accuracies of the queries, by name. *Collective*."""
-        sides = evaluated_set.sides
+        sides = measured_set.sides
         queries = self._shard(sides[0])
         bank = self._bank_shard(trainer, sides)
         shards = [queries] if bank is None else [queries, bank]
@@ -118,7 +118,7 @@ class KnnMonitor(BankMonitor):
                 share=Share(all_processes(), *(shard.places for shard in shards)),
                 **options,
             )
-        self.reports[evaluated_set.direction + evaluated_set.suffix] = report
+        self.reports[measured_set.direction + measured_set.suffix] = report
         self._tell(report.notes, f"{set_name}, knn")
         return report.values
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
-from fewshot_callbacks.callbacks._sides import EvaluatedSet
+from fewshot_callbacks.callbacks._sides import MeasuredSet
 from fewshot_callbacks.callbacks._viewers import ItemSet, Label, whole_set
 from fewshot_callbacks.callbacks._watched_keys import Better
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
@@ -127,15 +127,15 @@ class Monitor(CollectingMonitor):
     def _names(self) -> Sequence[str]:
         return self.names or self._latest_names
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
         """Return the names that are known; none before the first success if the class declares none. *Collective*."""
         return self.names or self._latest_names
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Call `measure` on the first process, and return its values. *Collective*."""
         loaders = list(evaluation_loaders(trainer).items())
         sides: list[ItemSet | None] = []
-        for side in evaluated_set.sides:
+        for side in measured_set.sides:
             loader_name, loader = loaders[side.loader]
             shard = self._shard(side)
             if not self._collection.have_labels(side.loader):
@@ -145,7 +145,7 @@ class Monitor(CollectingMonitor):
         queries = sides[0]
         if queries is not None:
             gallery = sides[1] if len(sides) > 1 else None
-            suffix = evaluated_set.suffix
+            suffix = measured_set.suffix
             items = EmbeddedSet(queries, gallery, stage_of(trainer), suffix, trainer.current_epoch)
             values = self._as_numbers(self.measure(items))
         result = broadcast_object(values)

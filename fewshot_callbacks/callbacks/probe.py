@@ -10,7 +10,7 @@ from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
-from fewshot_callbacks.callbacks._sides import EvaluatedSet
+from fewshot_callbacks.callbacks._sides import MeasuredSet
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._reading import named
@@ -118,8 +118,8 @@ class ProbeMonitor(BankMonitor):
                 keys[self._key("val", direction, name) + suffix] = better
         return keys
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
-        return list(dict.fromkeys([*self._names(), *self._awaited(trainer, evaluated_set, self._better)]))
+    def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
+        return list(dict.fromkeys([*self._names(), *self._awaited(trainer, measured_set, self._better)]))
 
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
@@ -139,12 +139,12 @@ class ProbeMonitor(BankMonitor):
         if not self._collection.batches:
             return
         has_targets = self._collection.labels.has_targets
-        for evaluated_set in self._sets(trainer):
-            for name in self._awaited(trainer, evaluated_set, self._better):
+        for measured_set in self._sets(trainer):
+            for name in self._awaited(trainer, measured_set, self._better):
                 if name.startswith(REGRESSION) == has_targets:
                     continue
                 key, other_key = (
-                    self._key("val", evaluated_set.direction, wanted) + evaluated_set.suffix
+                    self._key("val", measured_set.direction, wanted) + measured_set.suffix
                     for wanted in (name, "probe_r2" if has_targets else "probe")
                 )
                 fact = (
@@ -158,9 +158,9 @@ class ProbeMonitor(BankMonitor):
                     f"{fact}. {fix}, or let it wait for {other_key}."
                 )
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Return the values of the probe, by name. *Collective*."""
-        sides = evaluated_set.sides
+        sides = measured_set.sides
         bank = self._bank_shard(trainer, sides)
         assert bank is not None
         queries = self._shard(sides[0])
@@ -178,16 +178,16 @@ class ProbeMonitor(BankMonitor):
                 share=Share(all_processes(), queries.places, bank.places),
                 **groups,
             )
-        self.reports[evaluated_set.direction + evaluated_set.suffix] = report
+        self.reports[measured_set.direction + measured_set.suffix] = report
         self._latest_names = tuple(report.values)
         self._tell(report.notes, f"{set_name}, probe")
-        return report.values | self._undefined(trainer, evaluated_set, report)
+        return report.values | self._undefined(trainer, measured_set, report)
 
-    def _undefined(self, trainer: Trainer, evaluated_set: EvaluatedSet, report: ProbeReport) -> dict[str, float]:
+    def _undefined(self, trainer: Trainer, measured_set: MeasuredSet, report: ProbeReport) -> dict[str, float]:
         """Return NaN for each value that the report does not have, but for which somebody waits; warn of it once."""
-        names = [name for name in self._awaited(trainer, evaluated_set, self._better) if name not in report.values]
+        names = [name for name in self._awaited(trainer, measured_set, self._better) if name not in report.values]
         for name in names:
-            key = self._key("val", evaluated_set.direction, name) + evaluated_set.suffix
+            key = self._key("val", measured_set.direction, name) + measured_set.suffix
             reason = "there are no groups" if name.endswith("group_out") else "there are at most five classes"
             self._policy.warn(f"{key} is NaN, since {reason}. (Shown once.)", kind=key)
         return dict.fromkeys(names, math.nan)

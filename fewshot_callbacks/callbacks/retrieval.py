@@ -10,7 +10,7 @@ from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
-from fewshot_callbacks.callbacks._sides import EvaluatedSet, Side
+from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embeddings import (
@@ -261,10 +261,10 @@ class RetrievalMonitor(CollectingMonitor):
         self.compression = {}
         super()._measure(trainer, pl_module, stage, failed)
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Evaluate a set, and return the values that are logged. *Collective*."""
-        name = evaluated_set.direction + evaluated_set.suffix
-        arguments = self._arguments(trainer, evaluated_set.sides)
+        name = measured_set.direction + measured_set.suffix
+        arguments = self._arguments(trainer, measured_set.sides)
         with (
             evaluation_progress(trainer, f"Retrieval of {set_name}") as progress,
             named(self._policy.owner, "evaluate_retrieval"),
@@ -276,12 +276,12 @@ class RetrievalMonitor(CollectingMonitor):
             compression = self._compress(trainer, set_name, report, arguments)
             self.compression[name] = compression
             values |= compression.metrics()
-        prefix = set_name.removesuffix(evaluated_set.suffix)
-        return self._logged(trainer, prefix, evaluated_set.suffix, report, values)
+        prefix = set_name.removesuffix(measured_set.suffix)
+        return self._logged(trainer, prefix, measured_set.suffix, report, values)
 
-    def _after_set(self, trainer: Trainer, stage: str, evaluated_set: EvaluatedSet, has_values: bool) -> None:
+    def _after_set(self, trainer: Trainer, stage: str, measured_set: MeasuredSet, has_values: bool) -> None:
         """Hand an evaluated set to the callbacks that draw. *Collective*."""
-        direction, suffix, sides = evaluated_set
+        direction, suffix, sides = measured_set
         prefix = self._key(stage, direction)
         viewers = viewers_of(trainer, prefix)
         if not viewers or not has_values:
@@ -323,9 +323,9 @@ class RetrievalMonitor(CollectingMonitor):
             self._policy.warn(f"{key}: {note} (Shown once.)", kind=without_digits(note))
         return compression
 
-    def _names_of_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Sequence[str]:
+    def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
         """Return the names that the latest report of a set had, or would have."""
-        suffix = evaluated_set.suffix
+        suffix = measured_set.suffix
         prefix = set_name.removesuffix(suffix)
         self._find_watched_unmatched(trainer, f"{prefix}/{UNMATCHED}{suffix}")
         names = [name for name in self._names() if f"{prefix}/{name}{suffix}" not in self._undefined_keys]
@@ -380,9 +380,9 @@ class RetrievalMonitor(CollectingMonitor):
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
         better = {**self._better_of_names(), UNMATCHED: None}
         keys: dict[str, Better] = {}
-        for evaluated_set in self._sets(trainer):
+        for measured_set in self._sets(trainer):
             for name, direction in better.items():
-                keys[self._key("val", evaluated_set.direction, name) + evaluated_set.suffix] = direction
+                keys[self._key("val", measured_set.direction, name) + measured_set.suffix] = direction
         return keys
 
 

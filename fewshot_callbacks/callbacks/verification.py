@@ -12,7 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._embedder import LARGEST_DIFFERENCE
 from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders
-from fewshot_callbacks.callbacks._sides import Column, EvaluatedSet, Side
+from fewshot_callbacks.callbacks._sides import Column, MeasuredSet, Side
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.errors import InputError
@@ -140,13 +140,13 @@ class VerificationMonitor(CollectingMonitor):
     def _names(self) -> Sequence[str]:
         return (*self.metrics, MISSING)
 
-    def _sets(self, trainer: Trainer) -> list[EvaluatedSet]:
+    def _sets(self, trainer: Trainer) -> list[MeasuredSet]:
         """Return the items of all loaders as one set."""
-        return [EvaluatedSet("", "", [Side(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
+        return [MeasuredSet("", "", [Side(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
 
-    def _measure_set(self, trainer: Trainer, set_name: str, evaluated_set: EvaluatedSet) -> Mapping[str, float]:
+    def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Return the metrics of the trials whose items came, and the number of the others. *Collective*."""
-        parts = [self._listed_items(trainer, side) for side in evaluated_set.sides]
+        parts = [self._listed_items(trainer, side) for side in measured_set.sides]
         parts_by_rank = all_processes().to_first(parts)
         result = None
         if parts_by_rank is not None:
