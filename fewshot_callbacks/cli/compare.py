@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import posixpath
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
@@ -14,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from fewshot_callbacks.cli.evaluate import differences_as_dict
+from fewshot_callbacks.cli.options import Compare
 from fewshot_callbacks.cli.tables import comparison_table
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import (
@@ -158,7 +158,7 @@ class NetworkResults:
         return values
 
 
-def run(options: Namespace) -> None:
+def run(options: Compare) -> None:
     """Compare and print.
 
     Raises:

@@ -9,7 +9,6 @@ import json
 import math
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from rich.table import Table
 
 from fewshot_callbacks.cli.compare import NetworkResults, results_of_test
 from fewshot_callbacks.cli.fit import command, quiet_lightning
+from fewshot_callbacks.cli.options import Demo
 from fewshot_callbacks.cli.tables import NARROW
 from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.errors import InputError
@@ -51,7 +51,7 @@ SMOOTHING = 0.9
 Curve = Sequence[Sequence[float]]
 
 
-def run(options: Namespace) -> None:
+def run(options: Demo) -> None:
     """Train the networks, test them, and print the table and what lies in the folder of the demo.
 
     Raises:
@@ -110,7 +110,7 @@ def _write_results(rows: Mapping[str, NetworkResults], file: Path, temporary: st
     file.write_text(results.replace(temporary_in_json, final_in_json) + "\n")
 
 
-def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[str, NetworkResults]:
+def train_and_test(options: Demo, folder: Path, console: Console) -> dict[str, NetworkResults]:
     """Train each network of `TRAINED`, and return its results on the test set, after those of random weights."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
@@ -124,7 +124,9 @@ def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[s
     ]
     results = {"random": results_of_test(*TRAINED["softmax"], *common, "--ckpt_path", "none")}
     for name in TRAINED:
-        results[name] = _train_and_test_one(name, common, options, folder / name, glyphs, console)
+        results[name] = _train_and_test_one(
+            name, common, options.epochs, options.episodes, folder / name, glyphs, console
+        )
     return results
 
 
@@ -139,7 +141,7 @@ def _print_splits(glyphs: Glyphs, console: Console) -> None:
 
 
 def _train_and_test_one(
-    name: str, common: Sequence[str], options: Namespace, folder: Path, glyphs: Glyphs, console: Console
+    name: str, common: Sequence[str], epochs: int, episodes: int, folder: Path, glyphs: Glyphs, console: Console
 ) -> NetworkResults:
     """Train a network of `TRAINED` into a folder, and return the results of its best weights.
 
@@ -151,11 +153,10 @@ def _train_and_test_one(
     if not has_episodes:
         setting = "batches"
         description = "batches of 20 classes x 4 images"
-    console.print(f"\n[bold]{TITLES[name]}[/]: {counted(options.epochs, 'epoch')} of {options.episodes} {description}")
+    console.print(f"\n[bold]{TITLES[name]}[/]: {counted(epochs, 'epoch')} of {episodes} {description}")
     words = TRAINED[name]
-    size = f"--data.train.{setting}={options.episodes}"
-    epochs = f"--trainer.max_epochs={options.epochs}"
-    cli = command(["fit", *words, *common, size, *_output_words(folder), epochs])
+    size = f"--data.train.{setting}={episodes}"
+    cli = command(["fit", *words, *common, size, *_output_words(folder), f"--trainer.max_epochs={epochs}"])
     best_score = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
     console.print(f"  best validation mAP {math.nan if best_score is None else float(best_score):.3f}")
     report = _report_words(folder / "report.html", glyphs) if name == "dr" else []

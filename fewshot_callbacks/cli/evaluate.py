@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import math
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fewshot_callbacks.cli.options import in_shell, metric_keys
+from fewshot_callbacks.cli.options import Evaluate, in_shell
 from fewshot_callbacks.cli.processes import joined_processes, part_of_process
 from fewshot_callbacks.cli.resume import journal_of
 from fewshot_callbacks.cli.stored_sets import StoredSets, are_first, read_sets, take_where
@@ -44,13 +42,11 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
-from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of, several
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
-from fewshot_callbacks.settings import RetrievalDefaults, RetrievalOptions
 from fewshot_callbacks.sources.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import note, printable
 
-SETTINGS = tuple(field.name for field in fields(RetrievalDefaults))
 # Bytes: J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28
 COMPARED = (
@@ -59,16 +55,18 @@ COMPARED = (
 )
 
 
-def run(options: Namespace) -> None:
+def run(options: Evaluate) -> None:
     """Evaluate and print.
 
     Raises:
         ValueError: The options do not fit each other, or the files.
     """
     _check_options(options)
-    wants_j = DISCRIMINANT_RATIO in metric_keys(options.metrics)
-    options = Namespace(**vars(options) | {"metrics": metrics_of_retrieval(options.metrics)})
-    compression = compression_of(options)
+    keys = several(options.settings.metrics)
+    wants_j = DISCRIMINANT_RATIO in keys
+    options = replace(options, settings=replace(options.settings, metrics=metrics_of_retrieval(keys)))
+    settings = from_keywords(evaluate_retrieval, asdict(options.settings))
+    compression = compression_of(options.dims or (), options.codes or (), settings)
     all_sets = _read_files(options)
     for sets in all_sets:
         compression.refuse_wide(sets.queries.shape[1])
@@ -78,15 +76,17 @@ def run(options: Namespace) -> None:
     processes = joined_processes()
     if len(all_sets) > 1:
         check_same_items(*all_sets, kind="labels" if options.judgements is None else "ids")
-    journal = None if options.resume is None else journal_of(options, processes, all_sets)
+    journal = journal_of(options, processes, all_sets)
     if journal is not None and journal.goes_on and processes.rank == 0:
         print(f"The evaluation goes on from the state in {printable(options.resume)}.", file=sys.stderr)
+    has_bar = not options.json
     # The state is removed once all is printed.
     with journaling(journal):
-        reports = [evaluate_sets(sets, options, processes) for sets in all_sets]
+        inputs = [inputs_of(sets, judged_relevance(sets, options), processes) for sets in all_sets]
+        reports = [evaluate_sets(*inputs_of_file, settings, has_bar=has_bar) for inputs_of_file in inputs]
         compressed = None
         if not compression.are_none:
-            compressed = compress_sets(all_sets[0], reports[0], compression, options, processes)
+            compressed = compress_sets(*inputs[0], reports[0], compression, settings, has_bar=has_bar)
         if processes.rank > 0:  # the first process prints
             return
         results = [
@@ -99,30 +99,28 @@ def run(options: Namespace) -> None:
             print_result(results[0], options)
 
 
-def _check_options(options: Namespace) -> None:
+def _check_options(options: Evaluate) -> None:
     """Refuse options that do not fit each other."""
     if options.per_class and options.against is not None and not options.json:
         raise InputError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
-    for name in ("at_least", "unknown"):
-        if vars(options)[name] is not None and options.judgements is None:
+    for name, value in (("at_least", options.at_least), ("unknown", options.unknown)):
+        if value is not None and options.judgements is None:
             raise InputError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
     if options.against is not None and (options.dims or options.codes):
         raise InputError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
 
 
-def _read_files(options: Namespace) -> list[StoredSets]:
+def _read_files(options: Evaluate) -> list[StoredSets]:
     """Return the sets of the file, and those of `--against`.
 
     Raises:
         ValueError: As `read_sets` does, and if the means of classes are wanted of items without one label each.
     """
-    files = [options.file]
-    if options.against is not None:
-        files.append(options.against)
+    files = [file for file in (options.file, options.against) if file is not None]
     needed = ("labels",) if options.judgements is None else ()
-    all_sets = [read_sets(file, options, needed) for file in files]
+    all_sets = [read_sets(file, options.columns, needed) for file in files]
     if options.per_class and (options.judgements is not None or all_sets[0].have_several_labels()):
         raise InputError("--per_class needs one label for each item: judgements and several labels have no classes.")
     return all_sets
@@ -147,9 +145,12 @@ class Result:
         """J of all rows; NaN if it is undefined, None unless it was requested."""
         return None if self.moments is None else float(self.moments.discriminant_ratio())
 
-    def to_dict(self, options: Namespace) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        values = as_dict(self.report, options)
+    def to_dict(self, *, per_class: bool) -> dict[str, Any]:
+        """Return plain values for JSON, with the means of classes if they are requested."""
+        values = self.report.to_dict()
+        if per_class:
+            classes = self.report.per_class().items()
+            values["per_class"] = {name: {str(label): mean for label, mean in of.items()} for name, of in classes}
         if self.moments is not None:
             values |= without_nan({DISCRIMINANT_RATIO: self.j})
         if self.compression is not None:
@@ -157,10 +158,10 @@ class Result:
         return values
 
 
-def print_result(result: Result, options: Namespace) -> None:
+def print_result(result: Result, options: Evaluate) -> None:
     """Print the result of a file, as JSON or as tables."""
     if options.json:
-        print(json.dumps(result.to_dict(options), indent=2))
+        print(json.dumps(result.to_dict(per_class=options.per_class), indent=2))
         return
     console = Console()
     report = result.report
@@ -185,35 +186,37 @@ def print_result(result: Result, options: Namespace) -> None:
         console.print(note(in_shell(message, "evaluate")))
 
 
-def print_both(first: Result, second: Result, options: Namespace) -> None:
+def print_both(first: Result, second: Result, options: Evaluate) -> None:
     """Print the comparison of two files, as JSON or as a table."""
     differences = compare_reports(first.report, second.report)
     if first.j is not None and second.j is not None:
         # J has no interval, so that its difference has none either.
         differences[DISCRIMINANT_RATIO] = Difference(first.j, second.j, UNKNOWN)
     if options.json:
-        both = {"first": first.to_dict(options), "second": second.to_dict(options)}
+        per_class = options.per_class
+        both = {"first": first.to_dict(per_class=per_class), "second": second.to_dict(per_class=per_class)}
         print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
         return
     console = Console()
-    title = f"{path_text(options.file)} against {path_text(options.against)}"
+    files = [path_text(file) for file in (options.file, options.against) if file is not None]
+    title = " against ".join(files)
     users_metrics = first.report.users_metrics
     console.print(comparison_table(differences, ("first", "second"), title, COMPARED, users_metrics=users_metrics))
-    for file, result in ((options.file, first), (options.against, second)):
+    for file, result in zip(files, (first, second), strict=True):
         for message in result.report.messages:
-            console.print(note(f"{path_text(file)}: {in_shell(message, 'evaluate')}"))
+            console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))
 
 
-def metrics_of_retrieval(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys in the words of `--metrics`, without J.
+def metrics_of_retrieval(keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys of `--metrics` without J.
 
     Raises:
         ValueError: If J is the only one.
     """
-    keys = tuple(key for key in metric_keys(words) if key != DISCRIMINANT_RATIO)
-    if not keys:
+    others = tuple(key for key in keys if key != DISCRIMINANT_RATIO)
+    if not others:
         raise InputError("--metrics J needs a metric of retrieval beside it. Write --metrics mAP J.")
-    return keys
+    return others
 
 
 def check_labels_for_j(sets: StoredSets) -> None:
@@ -249,64 +252,67 @@ def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "label
             )
 
 
-def evaluate_sets(sets: StoredSets, options: Namespace, processes: Processes = ALONE) -> RetrievalReport:
-    """Return the report of the sets of a file, with the settings among the options; a bar shows the pairs done."""
-    queries, arguments = _share_of_process(sets, options, processes)
-    with _progress_bar(options) as progress:
-        return evaluate_retrieval(queries, **arguments, progress=progress, **_settings(options))
-
-
-def compression_of(options: Namespace) -> Compression:
-    """Return the compressed forms that the options ask for.
-
-    Raises:
-        ValueError: As `compression_costs` does.
-    """
-    settings = from_keywords(evaluate_retrieval, _settings(options))
-    # Words that are no numbers are refused with the others.
-    dims = [int(word) if word.isdecimal() else word for word in options.dims or ()]
-    compression = Compression.checked("compression_costs", dims, options.codes or (), settings)
-    compression.refuse_threshold(headline_metrics(request_of(settings).reported), settings)
-    return compression
-
-
-def compress_sets(
-    sets: StoredSets, report: RetrievalReport, compression: Compression, options: Namespace, processes: Processes
-) -> CompressionReport:
-    """Return what compressed forms of the sets of a file lose; a bar shows the pairs done. *Collective*."""
-    settings = from_keywords(evaluate_retrieval, _settings(options))
-    queries, arguments = _share_of_process(sets, options, processes)
-    share = arguments.pop("share", EVERYTHING)
-    with _progress_bar(options) as progress:
-        return costs_beside(
-            report,
-            compression,
-            queries,
-            arguments,
-            settings=settings,
-            metrics=headline_metrics(request_of(settings).reported),
-            share=share,
-            progress=progress,
-        )
-
-
-def _settings(options: Namespace) -> RetrievalOptions:
-    """Return the settings of the evaluation that are among the options."""
-    settings = {name: vars(options)[name] for name in SETTINGS if name in options}
-    settings["metrics"] = metric_keys(settings["metrics"])
-    return cast(RetrievalOptions, settings)
-
-
-def _share_of_process(sets: StoredSets, options: Namespace, processes: Processes) -> tuple[Any, dict[str, Any]]:
+def inputs_of(
+    sets: StoredSets, relevance: Relevance | None = None, processes: Processes = ALONE
+) -> tuple[Any, dict[str, Any]]:
     """Return the queries of this process, and its other arguments of `evaluate_retrieval`, but the settings."""
-    arguments = _arguments(sets, options)
+    arguments: dict[str, Any] = {name: sets.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
+    if relevance is None:
+        names = ("query_labels", "gallery_labels", "query_ids", "gallery_ids")
+        arguments |= {name: sets.get(name) for name in names}
+    else:
+        arguments["relevance"] = relevance
     if processes.count > 1:
         return part_of_process(sets.queries, arguments, processes)
     return sets.queries, arguments
 
 
+def evaluate_sets(
+    queries: Any, arguments: dict[str, Any], settings: RetrievalSettings, *, has_bar: bool = True
+) -> RetrievalReport:
+    """Return the report of the inputs of a file; a bar shows the pairs done."""
+    with _progress_bar(is_wanted=has_bar) as progress:
+        return evaluate_retrieval(queries, **arguments, progress=progress, **settings.arguments())
+
+
+def compression_of(words: Sequence[str], codes: Sequence[str], settings: RetrievalSettings) -> Compression:
+    """Return the compressed forms that the words of `--dims` and `--codes` ask for.
+
+    Raises:
+        ValueError: As `compression_costs` does.
+    """
+    # Words that are no numbers are refused with the others.
+    dims = [int(word) if word.isdecimal() else word for word in words]
+    compression = Compression.checked("compression_costs", dims, codes, settings)
+    compression.refuse_threshold(headline_metrics(request_of(settings).reported), settings)
+    return compression
+
+
+def compress_sets(
+    queries: Any,
+    arguments: dict[str, Any],
+    report: RetrievalReport,
+    compression: Compression,
+    settings: RetrievalSettings,
+    *,
+    has_bar: bool,
+) -> CompressionReport:
+    """Return what compressed forms of the inputs of a file lose; a bar shows the pairs done. *Collective*."""
+    with _progress_bar(is_wanted=has_bar) as progress:
+        return costs_beside(
+            report,
+            compression,
+            queries,
+            {name: values for name, values in arguments.items() if name != "share"},
+            settings=settings,
+            metrics=headline_metrics(request_of(settings).reported),
+            share=arguments.get("share", EVERYTHING),
+            progress=progress,
+        )
+
+
 @contextmanager
-def _progress_bar(options: Namespace) -> Iterator[Callable[[int, int], None]]:
+def _progress_bar(*, is_wanted: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar of the pairs done, which the function that it yields moves."""
     columns = (
         TextColumn("{task.description}"),
@@ -315,28 +321,21 @@ def _progress_bar(options: Namespace) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
     )
     # In a file or a pipe a bar is control characters.
-    is_hidden = vars(options).get("json", False) or not sys.stderr.isatty()
+    is_hidden = not is_wanted or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
         task = bar.add_task("pairs", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _arguments(sets: StoredSets, options: Namespace) -> dict[str, Any]:
-    """Return the arguments of `evaluate_retrieval` for the sets of a file, but the queries and the settings."""
-    arguments = {name: sets.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
-    if vars(options).get("judgements") is not None:
-        return arguments | {"relevance": judged_relevance(sets, options)}
-    names = ("query_labels", "gallery_labels", "query_ids", "gallery_ids")
-    return arguments | {name: sets.get(name) for name in names}
-
-
-def judged_relevance(sets: StoredSets, options: Namespace) -> Relevance:
-    """Return the relevance by the judgements for the queries of a file of embeddings.
+def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
+    """Return the relevance by the judgements for the queries of a file of embeddings; None without judgements.
 
     Raises:
         ValueError: If there is no such file, the arrays have no ids, or as `Relevance.from_judgements` does.
     """
-    judgements: Path = options.judgements
+    judgements = options.judgements
+    if judgements is None:
+        return None
     if not judgements.is_file():
         raise InputError(
             f"{judgements} does not exist, or is no file. Pass --judgements with TREC's or BEIR's columns."
@@ -395,11 +394,3 @@ def moments_of(rows: Any, labels: Any) -> ClassMoments:
 def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]:
     """Return plain values for JSON, with null for NaN."""
     return {name: difference.to_dict() for name, difference in differences.items()}
-
-
-def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
-    """Return a report as plain values for JSON, with the means of its classes if they were requested."""
-    if not options.per_class:
-        return report.to_dict()
-    classes = {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
-    return report.to_dict() | {"per_class": classes}

@@ -195,7 +195,7 @@ def _modules_of_working_folder() -> Iterator[None]:
 
 
 def _load(command: str, words: list[str]) -> tuple[Callable[[Any], None], Any]:
-    """Return the function of a command and its argument: options by name, or words that Lightning's command line reads."""
+    """Return the function of a command and its argument: its options, or words that Lightning's command line reads."""
     if command not in OPTIONS:
         return import_module("fewshot_callbacks.cli.fit").run, words
     from fewshot_callbacks.cli.parsing import parse  # noqa: PLC0415 - `fewshot --help` needs no jsonargparse

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import Field, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import fewshot_callbacks
 from fewshot_callbacks.settings import ReportDefaults, RetrievalDefaults, Similarity
 
 
-@dataclass
+@dataclass(frozen=True)
+class Columns:
+    """The names of the arrays or columns of one set; None for the usual name.
+
+    Args:
+        embeddings: Array or column of the vectors of one set. By default embeddings; in files other than one .npz also the
+            only one with two axes.
+        labels: Array or column of the label of each row, by default labels; or a .npy file of all rows, as for the next
+            three.
+        ids: Array or column of the identity of each row, by default ids where there is one.
+        groups: Array or column of the group of each row, by default groups where there is one.
+        is_gallery: Array or column that says whether a row belongs to the gallery, and is no query; by default is_gallery.
+            Where there is none, each row is both.
+    """
+
+    embeddings: str | None = None
+    labels: str | None = None
+    ids: str | None = None
+    groups: str | None = None
+    is_gallery: str | None = None
+
+    def passed(self) -> dict[str, str]:
+        """Return option -> the name, where one is passed."""
+        return {name: column for name, column in asdict(self).items() if column is not None}
+
+
+COLUMNS = tuple(field.name for field in fields(Columns))
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Compute exact retrieval metrics of embeddings.
 
@@ -44,14 +73,6 @@ class Evaluate:
             than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in quotes.
             Addresses such as s3://bucket/*.parquet are copied once to the folder that FEWSHOT_CALLBACKS_CACHE names, or
             else to the cache folder of the user.
-        embeddings: Array or column of the vectors of one set. By default embeddings; in files other than one .npz also the
-            only one with two axes.
-        labels: Array or column of the label of each row, by default labels; or a .npy file of all rows, as for the next
-            three.
-        ids: Array or column of the identity of each row, by default ids where there is one.
-        groups: Array or column of the group of each row, by default groups where there is one.
-        is_gallery: Array or column that says whether a row belongs to the gallery, and is no query; by default is_gallery.
-            Where there is none, each row is both.
         against: Embeddings of the same items in the same order, for instance by another model: shows which differences
             are beyond chance.
         dims: Numbers of dimensions, such as 64 256: shows what embeddings lose that are truncated to their first dimensions,
@@ -71,11 +92,7 @@ class Evaluate:
     """
 
     file: Path
-    embeddings: str | None = None
-    labels: str | None = None
-    ids: str | None = None
-    groups: str | None = None
-    is_gallery: str | None = None
+    columns: Columns = Columns()
     against: Path | None = None
     dims: Sequence[str] | None = None
     codes: Sequence[str] | None = None
@@ -85,13 +102,11 @@ class Evaluate:
     resume: Path | None = None
     json: bool = False
     per_class: bool = False
+    # Tables name their intervals by 95 %.
+    settings: RetrievalDefaults = field(default=RetrievalDefaults(), metadata={"hides": {"confidence"}})
 
 
-COLUMNS = ("embeddings", "labels", "ids", "groups", "is_gallery")
-"""The options of `fewshot evaluate` that name an array or a column."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class Report:
     """Write one self-contained HTML file about embeddings.
 
@@ -124,9 +139,13 @@ class Report:
     against: Path | None = None
     train: Path | None = None
     train_images: Path | None = None
+    # The searches of a report have the `memory_mb` of its evaluation.
+    report: ReportDefaults = field(default=ReportDefaults(), metadata={"hides": {"memory_mb"}})
+    # A report shows single queries.
+    settings: RetrievalDefaults = field(default=RetrievalDefaults(), metadata={"hides": {"confidence", "max_queries"}})
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trials:
     """Evaluate verification on pairs that someone listed.
 
@@ -151,7 +170,7 @@ class Trials:
     file: Path
     embeddings: Path | None = None
     similarity: Similarity = "cosine"
-    metrics: str | Sequence[str] | None = None
+    metrics: Sequence[str] | None = None
     miss_cost: float = 1.0
     false_match_cost: float = 1.0
     figures: Path | None = None
@@ -159,7 +178,7 @@ class Trials:
     json: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
     """Compute pairs, operations, memory and tiles of an exact evaluation before it is started.
 
@@ -196,7 +215,7 @@ class Plan:
     json: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compare:
     """Compare two runs of 'fewshot fit'.
 
@@ -213,12 +232,12 @@ class Compare:
 
     run: Path
     other_run: Path
-    names: tuple[str, str] | None = None
+    names: Sequence[str] | None = None
     test: bool = True
     json: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Demo:
     """Train three networks on characters drawn in many typefaces, and compare them on unseen classes.
 
@@ -242,7 +261,7 @@ class Demo:
     accelerator: str = "auto"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Warm:
     """Compile the loops of this package now, which a first evaluation on a machine would compile.
 
@@ -266,26 +285,18 @@ OPTIONS: dict[str, type] = {
     "warm": Warm,
 }
 """Command -> the class of its own options."""
-SETTINGS_BUT_FOR: dict[str, dict[type, set[str]]] = {
-    "evaluate": {RetrievalDefaults: {"confidence"}},
-    "report": {ReportDefaults: {"memory_mb"}, RetrievalDefaults: {"confidence", "max_queries"}},
-}
-"""Command -> the classes of settings that it offers as options -> the fields of the class that it does not offer.
-
-No command offers `confidence`, since tables name their intervals by 95 %. `report` does not offer `max_queries`, since it
-shows single queries, nor the `memory_mb` of `ReportDefaults`, since a report has that of its evaluation.
-"""
 
 
-def classes_of(command: str) -> list[type]:
-    """Return the classes of the options of a command."""
-    return [OPTIONS[command], *SETTINGS_BUT_FOR.get(command, {})]
-
-
-def options_of(command: str, owner: type) -> list[Field[Any]]:
-    """Return the fields of a class that are options of a command."""
-    not_offered = SETTINGS_BUT_FOR.get(command, {}).get(owner, set())
-    return [field for field in fields(owner) if field.name not in not_offered]
+def options_of(owner: type) -> Iterator[tuple[type, Field[Any], Any]]:
+    """Yield the class, the field and the type of each option; a field that holds a class stands for the options of it."""
+    types = get_type_hints(owner)
+    for entry in fields(owner):
+        kind = types[entry.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            hidden = entry.metadata.get("hides", ())
+            yield from (option for option in options_of(kind) if option[1].name not in hidden)
+        else:
+            yield owner, entry, kind
 
 
 def metric_keys(words: Iterable[str]) -> tuple[str, ...]:
@@ -338,8 +349,7 @@ def _option_of_command(command: str, argument: str) -> str:
     """Return the option of a command that gives an argument; empty if there is none."""
     # A column holds labels, ids and groups of all rows, which may be queries and gallery items.
     name = re.sub("^(query|gallery)_", "", argument)
-    names = {field.name for owner in classes_of(command) for field in options_of(command, owner)}
-    return f"--{name}" if name in names else ""
+    return f"--{name}" if name in {field.name for _, field, _ in options_of(OPTIONS[command])} else ""
 
 
 def _option_of_training(argument: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentError, Namespace
+from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -13,7 +13,7 @@ import docstring_parser
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unknown_option, values_of
-from fewshot_callbacks.cli.options import OPTIONS, classes_of, options_of
+from fewshot_callbacks.cli.options import OPTIONS, metric_keys, options_of
 from fewshot_callbacks.errors import InputError
 
 # jsonargparse would ask for `--json true`, `--metrics [mAP,pair_f1]`, `--dims [64,256]` and `--names [a,b]`.
@@ -43,22 +43,33 @@ class HelpFormatter(DefaultHelpFormatter):
         return "\n\n".join(filled)
 
 
-def parse(command: str, words: Sequence[str]) -> Namespace:
-    """Return the options of a command by name.
+def parse(command: str, words: Sequence[str]) -> Any:
+    """Return the options of a command: an instance of its class in `OPTIONS`.
 
     Raises:
         MistypedError: If the words cannot be understood.
         SystemExit: If they ask for help.
     """
-    types = {name: kind for owner in classes_of(command) for name, kind in get_type_hints(owner).items()}
+    owner = OPTIONS[command]
+    types = {field.name: kind for _, field, kind in options_of(owner)}
     encodable = [_encodable(word) for word in words]
     try:
         parsed = parser_of(command).parse_args(in_yaml(encodable, types))
-        return Namespace(**{name: _as_given(value) for name, value in vars(parsed).items()})
     except ArgumentError as error:
-        options = [field.name for owner in classes_of(command) for field in options_of(command, owner)]
-        sentence = unknown_option(words, options) or _refused_value(words, types)
-        raise MistypedError(sentence or reason(error)) from error
+        raise MistypedError(unknown_option(words, types) or _refused_value(words, types) or reason(error)) from error
+    values = {name: _as_given(value) for name, value in vars(parsed).items()}
+    if values.get("metrics") is not None:
+        values["metrics"] = metric_keys(values["metrics"])
+    return _instance(owner, values)
+
+
+def _instance(owner: type, values: Mapping[str, Any]) -> Any:
+    """Return an instance of a class of options. A value goes to each class inside it that has a field of this name."""
+    arguments = {field.name: values[field.name] for field in fields(owner) if field.name in values}
+    for name, kind in get_type_hints(owner).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            arguments[name] = _instance(kind, values)
+    return owner(**arguments)
 
 
 # Bytes of a name that is no UTF-8 stand in Python's strings as these characters, which YAML refuses; and what stands for
@@ -93,24 +104,23 @@ def parser_of(command: str) -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    for owner in classes_of(command):
-        types = get_type_hints(owner)
-        docstring = docstring_parser.parse(owner.__doc__ or "")
-        meanings = {entry.arg_name: entry.description or "" for entry in docstring.params}
-        for field in options_of(command, owner):
-            if field.name not in meanings:
-                raise InputError(
-                    f"the docstring of {owner.__name__} does not say what {field.name} is. Add a line to its Args, which is "
-                    "the help of the option."
-                )
-            # argparse replaces what follows a single percent sign.
-            meaning = meanings[field.name].replace("%", "%%")
-            if field.default is MISSING:
-                parser.add_argument(field.name, type=types[field.name], help=meaning)
-                continue
-            names = [*SHORT.get(field.name, []), f"--{field.name}"]
-            form = AS_TYPED.get(field.name, {"type": types[field.name]})
-            parser.add_argument(*names, default=field.default, help=meaning, **form)
+    options = list(options_of(OPTIONS[command]))
+    owners = {owner for owner, _, _ in options}
+    entries = {owner: docstring_parser.parse(owner.__doc__ or "").params for owner in owners}
+    for owner, field, kind in options:
+        meaning = next((entry.description or "" for entry in entries[owner] if entry.arg_name == field.name), None)
+        if meaning is None:
+            raise InputError(
+                f"the docstring of {owner.__name__} does not say what {field.name} is. Add a line to its Args, which is "
+                "the help of the option."
+            )
+        # argparse replaces what follows a single percent sign.
+        meaning = meaning.replace("%", "%%")
+        if field.default is MISSING:
+            parser.add_argument(field.name, type=kind, help=meaning)
+            continue
+        names = [*SHORT.get(field.name, []), f"--{field.name}"]
+        parser.add_argument(*names, default=field.default, help=meaning, **AS_TYPED.get(field.name, {"type": kind}))
     return parser
 
 

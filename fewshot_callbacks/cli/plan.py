@@ -6,13 +6,14 @@ import json
 import math
 import sys
 import time
-from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple, cast
 
 from rich.console import Console
 from rich.table import Table
 
+from fewshot_callbacks.cli.options import Columns, Plan
 from fewshot_callbacks.cli.stored_sets import read_sets
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval import (
@@ -21,6 +22,7 @@ from fewshot_callbacks.functional.retrieval import (
     measure_evaluation,
     plan_evaluation,
 )
+from fewshot_callbacks.functional.retrieval.cost import EmbeddingType
 from fewshot_callbacks.sources import Shards
 from fewshot_callbacks.sources.formats import array_names
 from fewshot_callbacks.sources.shard_files import find_shards
@@ -39,7 +41,16 @@ LONGEST_ROWS = 4096
 TIMED_BYTES = 2**26
 
 
-def run(options: Namespace) -> None:
+class Sizes(NamedTuple):
+    """The sizes of the sets of a plan. The gallery is None if all items are queries."""
+
+    queries: int
+    gallery: int | None
+    dim: int
+    dtype: str
+
+
+def run(options: Plan) -> None:
     """Print the plan.
 
     Raises:
@@ -48,17 +59,19 @@ def run(options: Namespace) -> None:
     _refuse_options_of_here(options)
     shards = None
     if options.files is not None:
-        shards = _shards(options)
-        options = _with_sizes(options, shards)
+        shards = _shards(options.files, options)
+        sizes = _sizes_of_files(options.files, options, shards)
     elif options.queries is None or options.dim is None:
         raise InputError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
+    else:
+        sizes = Sizes(options.queries, options.gallery, options.dim, options.dtype)
     plan = plan_evaluation(
-        options.queries,
-        options.queries if options.gallery is None else options.gallery,
-        options.dim,
+        sizes.queries,
+        sizes.queries if sizes.gallery is None else sizes.gallery,
+        sizes.dim,
         memory_mb=options.memory_mb,
         max_queries=options.max_queries,
-        dtype=options.dtype,
+        dtype=cast(EmbeddingType, sizes.dtype),  # others are refused there
     )
     reading: dict[str, float] = {}
     if shards is not None:
@@ -69,7 +82,7 @@ def run(options: Namespace) -> None:
         measurement = {} if measured is None else {"here": asdict(measured)}
         print(json.dumps(asdict(plan) | reading | measurement, indent=2))
         return
-    table = _table(plan, product_speed(options.dim), options, measured)
+    table = _table(plan, product_speed(sizes.dim), sizes, options, measured)
     if reading:
         seconds = _duration(reading["bytes_read"] / reading["bytes_per_second"])
         table.add_row(
@@ -78,10 +91,10 @@ def run(options: Namespace) -> None:
     Console().print(table)
 
 
-def _refuse_options_of_here(options: Namespace) -> None:
+def _refuse_options_of_here(options: Plan) -> None:
     """Refuse options that change nothing."""
-    for name in ("labels", "difficulty"):
-        if getattr(options, name) is not None and not options.here:
+    for name, value in (("labels", options.labels), ("difficulty", options.difficulty)):
+        if value is not None and not options.here:
             raise InputError(f"--{name} is for --here, which measures the time. Add --here, or leave out --{name}.")
     if options.difficulty is not None and options.files is not None:
         raise InputError("--difficulty is for embeddings that are generated. Leave it out beside --files.")
@@ -89,12 +102,12 @@ def _refuse_options_of_here(options: Namespace) -> None:
         raise InputError("--labels names labels in files. Pass --files, or leave it out.")
 
 
-def _measured(plan: EvaluationPlan, options: Namespace) -> MeasuredEvaluation:
+def _measured(plan: EvaluationPlan, options: Plan) -> MeasuredEvaluation:
     """Return the time of the evaluation on this machine."""
     print("fewshot plan: evaluating smaller sets for about ten seconds ...", file=sys.stderr)
     if options.files is None:
         return measure_evaluation(plan, difficulty=options.difficulty)
-    sets = read_sets(Path(options.files), Namespace(embeddings=options.embeddings, labels=options.labels), ())
+    sets = read_sets(Path(options.files), Columns(embeddings=options.embeddings, labels=options.labels), ())
     missing = sets.missing("labels")
     if missing:
         raise InputError(
@@ -104,42 +117,30 @@ def _measured(plan: EvaluationPlan, options: Namespace) -> MeasuredEvaluation:
     return measure_evaluation(plan, sets.queries, sets.get("query_labels"), sets.gallery, sets.get("gallery_labels"))
 
 
-def _shards(options: Namespace) -> Shards:
+def _shards(files: str, options: Plan) -> Shards:
     """Return the files of all items, or of the gallery where a file holds two sets; print notes on them."""
     if options.dim is not None or options.gallery is not None:
         raise InputError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
-    embeddings = options.embeddings
-    if _hold_two_sets(options):
-        embeddings = "gallery"
-    shards = Shards(options.files, embeddings=embeddings)
+    shards = Shards(files, embeddings="gallery" if _hold_two_sets(files, options.embeddings) else options.embeddings)
     print_notes(shards.notes)
     return shards
 
 
-def _hold_two_sets(options: Namespace) -> bool:
+def _hold_two_sets(files: str, embeddings: str | None) -> bool:
     """Return whether the files hold vectors of queries and of a gallery, and no others are named."""
-    names = array_names(find_shards(options.files).files[0])
-    return options.embeddings is None and {"queries", "gallery"} <= set(names)
+    names = array_names(find_shards(files).files[0])
+    return embeddings is None and {"queries", "gallery"} <= set(names)
 
 
-def _with_sizes(options: Namespace, shards: Shards) -> Namespace:
-    """Return the options with the number, the dimension and the number format of the items in files.
-
-    The gallery is None if all items are queries, as one set is told to `fewshot plan` without files.
-    """
+def _sizes_of_files(files: str, options: Plan, shards: Shards) -> Sizes:
+    """Return the number, the dimension and the number format of the items in files."""
     items, dim = shards.shape
+    are_two_sets = _hold_two_sets(files, options.embeddings)
     queries = options.queries
-    is_one_set = False
-    if _hold_two_sets(options):
-        if queries is None:
-            queries = len(Shards(options.files, embeddings="queries"))
-    else:
-        if queries is None:
-            queries = items
-        is_one_set = queries == items
-    sizes = {"queries": queries, "gallery": None if is_one_set else items, "dim": dim}
-    dtype = str(shards.dtype).removeprefix("torch.")
-    return Namespace(**vars(options) | sizes | {"dtype": dtype})
+    if queries is None:
+        queries = len(Shards(files, embeddings="queries")) if are_two_sets else items
+    is_one_set = not are_two_sets and queries == items
+    return Sizes(queries, None if is_one_set else items, dim, str(shards.dtype).removeprefix("torch."))
 
 
 def reading_speed(shards: Shards) -> float:
@@ -168,8 +169,10 @@ def product_speed(dim: int) -> float:
     return 2 * 1024 * 4096 * dim / best
 
 
-def _table(plan: EvaluationPlan, speed: float, options: Namespace, measured: MeasuredEvaluation | None) -> Table:
-    drawn = "" if plan.queries == options.queries else f", drawn from {options.queries:,}"
+def _table(
+    plan: EvaluationPlan, speed: float, sizes: Sizes, options: Plan, measured: MeasuredEvaluation | None
+) -> Table:
+    drawn = "" if plan.queries == sizes.queries else f", drawn from {sizes.queries:,}"
     title = f"{counted(plan.queries, 'query')}{drawn} against {counted(plan.gallery, 'item')}, d = {plan.dim}"
     table = Table(title=title, show_header=False)
     table.add_column(style="bold")
@@ -185,10 +188,10 @@ def _table(plan: EvaluationPlan, speed: float, options: Namespace, measured: Mea
         f"at the {speed / 1e9:.0f} GFLOP/s that this machine reached just now",
     )
     table.add_row("evaluation", *_evaluation(plan, speed, measured))
-    table.add_row("embeddings", *_embeddings(plan, options))
+    table.add_row("embeddings", *_embeddings(plan, sizes, ", in the files" if options.files else ""))
     if plan.copy_bytes and not options.files:
         table.add_row("copies", _bytes(plan.copy_bytes), "in float32, which half precision is compared as")
-    table.add_row("memory beyond them", *_memory(plan, options))
+    table.add_row("memory beyond them", *_memory(plan, options.memory_mb))
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     if plan.area_passes > 1:
@@ -216,9 +219,9 @@ def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation
     return times, meaning
 
 
-def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
+def _memory(plan: EvaluationPlan, memory_mb: float | None) -> tuple[str, str]:
     """Return the bytes of memory beyond the embeddings, and their purpose."""
-    if options.memory_mb == math.inf:
+    if memory_mb == math.inf:
         return _bytes(plan.needed_bytes), "counters and tiles; more makes it faster, and there is no limit"
     if plan.memory_bytes < plan.least_bytes:
         meaning = (
@@ -230,14 +233,13 @@ def _memory(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
     return size, "counters and tiles, of the budget; the rest makes it faster"
 
 
-def _embeddings(plan: EvaluationPlan, options: Namespace) -> tuple[str, str]:
+def _embeddings(plan: EvaluationPlan, sizes: Sizes, place: str) -> tuple[str, str]:
     """Return the bytes of the embeddings, and a description of them. One set is counted once."""
-    place = ", in the files" if options.files else ""
-    if options.gallery is None:  # one set
-        meaning = f"one set, of queries that are the gallery, too, in {options.dtype}{place}"
+    if sizes.gallery is None:  # one set
+        meaning = f"one set, of queries that are the gallery, too, in {sizes.dtype}{place}"
         return _bytes(plan.gallery_bytes), meaning
-    sizes = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
-    return sizes, f"queries and gallery in {options.dtype}{place}"
+    both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
+    return both, f"queries and gallery in {sizes.dtype}{place}"
 
 
 def _bytes(count: float) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fewshot_callbacks.cli.evaluate import check_same_items, evaluate_sets
-from fewshot_callbacks.cli.options import in_shell
+from fewshot_callbacks.cli.evaluate import check_same_items, evaluate_sets, inputs_of
+from fewshot_callbacks.cli.options import Report, in_shell
 from fewshot_callbacks.cli.stored_sets import StoredSets, first_of_each_id, load_one_set, load_sets
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import paths_on_disk
 from fewshot_callbacks.files.outputs import free_path, is_report, refuse_input
-from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.functional.retrieval import RetrievalReport, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords
 from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
 from fewshot_callbacks.system.terminal import as_text, note, printable
@@ -29,23 +29,24 @@ from fewshot_callbacks.system.words import counted
 UNNAMED = Path("report.html")
 
 
-def run(options: Namespace) -> None:
+def run(options: Report) -> None:
     """Evaluate, and write the report."""
-    settings = _settings(options)
+    report_settings = ReportSettings(**asdict(options.report))
     # The evaluation may take minutes, so a mistake is reported before it.
-    refuse_input(_output(options), "-o", (options.file, options.against, options.train))
-    check_writable(_output(options))
+    refuse_input(_output(options.output), "-o", (options.file, options.against, options.train))
+    check_writable(_output(options.output))
     sets = first_of_each_id(load_sets(options.file))
     _refuse_several_labels(sets)
     queries, gallery = _items_of_both(sets, options)
-    train = None if options.train is None else _training_items(sets, options)
+    train = None if options.train is None else _training_items(sets, options.train, options)
     other_sets = None if options.against is None else first_of_each_id(load_sets(options.against))
     if other_sets is not None:
         check_same_items(sets, other_sets)
-    report = evaluate_sets(sets, options)
-    other = None if other_sets is None else _model(other_sets, options)
+    settings = from_keywords(evaluate_retrieval, asdict(options.settings))
+    report = evaluate_sets(*inputs_of(sets), settings)
+    other = None if other_sets is None else _model(other_sets, options, settings)
     # The name is chosen again, since another program may have taken it during the evaluation.
-    output = _output(options)
+    output = _output(options.output)
     written = write_report(
         output,
         report,
@@ -55,7 +56,7 @@ def run(options: Namespace) -> None:
         other=other,
         title=options.title,
         name=options.file.stem,
-        settings=settings,
+        settings=report_settings,
     )
     console = Console()
     console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
@@ -66,13 +67,6 @@ def run(options: Namespace) -> None:
         console.print(note(f"{fact} To replace it, pass -o {UNNAMED}."), soft_wrap=True)
 
 
-def _settings(options: Namespace) -> ReportSettings:
-    """Return the settings of the report among the options."""
-    values = vars(options)
-    names = [field.name for field in fields(ReportSettings) if field.name in values]
-    return ReportSettings(**{name: values[name] for name in names})
-
-
 def _refuse_several_labels(sets: StoredSets) -> None:
     if sets.have_several_labels():
         raise InputError(
@@ -81,9 +75,9 @@ def _refuse_several_labels(sets: StoredSets) -> None:
         )
 
 
-def _output(options: Namespace) -> Path:
+def _output(path: Path | None) -> Path:
     """Return the path of `-o`, or else a name that replaces nothing but a report."""
-    return free_path(UNNAMED, is_report) if options.output is None else options.output
+    return free_path(UNNAMED, is_report) if path is None else path
 
 
 def _summary(report: RetrievalReport) -> str:
@@ -91,13 +85,13 @@ def _summary(report: RetrievalReport) -> str:
     return f"mAP {report.mAP:.4f} of {counted(report.queries, 'query')}, {classes}:"
 
 
-def _model(sets: StoredSets, options: Namespace) -> Model:
+def _model(sets: StoredSets, options: Report, settings: RetrievalSettings) -> Model:
     """Return the other model of the report: its evaluation, and its embeddings of the same items."""
     queries, gallery = _items_of_both(sets, options)
-    return Model(evaluate_sets(sets, options), queries, gallery, sets.file.stem)
+    return Model(evaluate_sets(*inputs_of(sets), settings), queries, gallery, sets.file.stem)
 
 
-def _items_of_both(sets: StoredSets, options: Namespace) -> tuple[Items, Items | None]:
+def _items_of_both(sets: StoredSets, options: Report) -> tuple[Items, Items | None]:
     """Return the queries of a file with their images, and its gallery; None without a gallery.
 
     Raises:
@@ -109,28 +103,29 @@ def _items_of_both(sets: StoredSets, options: Namespace) -> tuple[Items, Items |
     return queries, _items(sets, "gallery", "gallery", options.gallery_images, options)
 
 
-def _training_items(sets: StoredSets, options: Namespace) -> Items:
+def _training_items(sets: StoredSets, file: Path, options: Report) -> Items:
     """Return the items of `--train`.
 
     Args:
         sets: The sets that are evaluated.
+        file: The file of the items.
         options: The options of the command.
 
     Raises:
         ValueError: The file holds two sets, or embeddings of another dim.
     """
-    train = load_one_set(options.train)
+    train = load_one_set(file)
     dim = np.shape(sets.queries)[-1]
     train_dim = np.shape(train.queries)[-1]
     if dim != train_dim:
         raise InputError(
-            f"{options.file} holds embeddings of {dim} components, {options.train} of {train_dim}. Embed both splits with "
+            f"{options.file} holds embeddings of {dim} components, {file} of {train_dim}. Embed both splits with "
             "the same model."
         )
     return _items(train, "query", "training items", options.train_images, options)
 
 
-def _items(sets: StoredSets, side: str, name: str, images: Path | None, options: Namespace) -> Items:
+def _items(sets: StoredSets, side: str, name: str, images: Path | None, options: Report) -> Items:
     """Return the items of one set with their images.
 
     Args:
@@ -143,10 +138,9 @@ def _items(sets: StoredSets, side: str, name: str, images: Path | None, options:
     Raises:
         ValueError: If the report would replace one of the images.
     """
-    settings = _settings(options)
     embeddings = sets.gallery if side == "gallery" else sets.queries
     files = _files(sets, side, len(embeddings), images)
-    refuse_input(_output(options), "-o", files or ())
+    refuse_input(_output(options.output), "-o", files or ())
     base = sets.file.resolve().parent if images is None else images
     label_names = None
     if sets.label_names is not None:
@@ -155,7 +149,7 @@ def _items(sets: StoredSets, side: str, name: str, images: Path | None, options:
         embeddings,
         sets.arrays[f"{side}_labels"].tolist(),
         name,
-        None if files is None else pictures_of_files(files, settings.thumbnail, settings.background),
+        None if files is None else pictures_of_files(files, options.report.thumbnail, options.report.background),
         None if files is None else [_below(path, base) for path in files],
         label_names,
         sets.get(f"{side}_ids"),

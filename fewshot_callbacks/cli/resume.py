@@ -5,35 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks.cli.options import Evaluate
 from fewshot_callbacks.cli.stored_sets import StoredSets
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.files.journal import Journal
-from fewshot_callbacks.settings import RetrievalDefaults
 from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
 
-# The options by which an evaluation is told from another: its result depends on them, or the tiles in which states are
-# counted.
-COMPARED_OPTIONS = (
-    *(field.name for field in fields(RetrievalDefaults)),
-    *COLUMNS,
-    *("unknown", "at_least", "dims", "codes"),
-)
 # The arrays that hold vectors, and may be larger than memory.
 VECTORS = ("queries", "gallery")
 
 
-def journal_of(options: Namespace, processes: Processes, all_sets: Sequence[StoredSets]) -> Journal:
-    """Return the journal of an evaluation: it belongs to these files as they are, and to these settings.
+def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[StoredSets]) -> Journal | None:
+    """Return the journal of an evaluation, which belongs to these files and settings; None without `--resume`.
 
     Vectors are known by the sizes and times of their files, since a digest of them would take as long as a pass over files
     that are larger than memory. The other arrays are known by their content.
@@ -46,19 +37,23 @@ def journal_of(options: Namespace, processes: Processes, all_sets: Sequence[Stor
     Raises:
         ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
     """
+    if options.resume is None:
+        return None
     description: dict[str, Any] = {
         "files": " and ".join(str(sets.file) for sets in all_sets),
         "processes": processes.count,
         "version": __version__,
     }
-    for name in COMPARED_OPTIONS:
-        if vars(options).get(name) is not None:
-            description[f"--{name}"] = str(vars(options)[name])
+    # The result depends on these, or the tiles in which states are counted.
+    columns = options.columns.passed()
+    others = {"unknown": options.unknown, "at_least": options.at_least, "dims": options.dims, "codes": options.codes}
+    for name, value in (asdict(options.settings) | columns | others).items():
+        if value is not None and name != "confidence":  # no option sets it
+            description[f"--{name}"] = str(value)
     for sets in all_sets:
         description[f"content of {sets.file}"] = _stamps_of(find_shards(sets.file).files)
-    for name in COLUMNS:
-        column = vars(options).get(name)
-        if column is not None and column.lower().endswith(".npy"):
+    for name, column in columns.items():
+        if column.lower().endswith(".npy"):
             description[f"content of --{name}"] = _digest_of_files(find_shards(column).files)
     if options.judgements is not None:
         description["judgements"] = _digest_of_files([options.judgements])

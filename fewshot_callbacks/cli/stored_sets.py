@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import zipfile
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.cli.options import COLUMNS
+from fewshot_callbacks.cli.options import COLUMNS, Columns
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.remote_cache import local_copy
@@ -115,22 +114,22 @@ class StoredSets:
         return len(shape) == 2 and shape[1] > 1
 
 
-def read_sets(file: Path, options: Namespace, needed: Sequence[str]) -> StoredSets:
+def read_sets(file: Path, columns: Columns, needed: Sequence[str]) -> StoredSets:
     """Return the sets of an .npz file; of other files all but the vectors, which stay there.
 
     Args:
         file: The file, a folder or a glob; or the address of one.
-        options: Those of `fewshot evaluate`, some of which name columns.
+        columns: The names of its arrays or columns.
         needed: What each item needs beside its vector, such as "labels".
 
     Raises:
         ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed.
     """
-    columns = {name: vars(options)[name] for name in COLUMNS if vars(options).get(name) is not None}
+    passed = columns.passed()
     is_glob = glob.has_magic(str(file)) and (is_address(file) or not file.is_file())
-    if file.suffix.lower() == ".npz" and not columns and not is_glob:
+    if file.suffix.lower() == ".npz" and not passed and not is_glob:
         return load_sets(file, needed, has_options=True)
-    return _read_columns(file, columns, needed)
+    return _read_columns(file, passed, needed)
 
 
 def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str]) -> StoredSets:

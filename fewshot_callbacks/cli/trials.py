@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks.cli.options import in_shell, metric_keys
+from fewshot_callbacks.cli.options import Trials, in_shell
 from fewshot_callbacks.cli.stored_sets import load_one_set
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import is_picture, refuse_input
@@ -32,7 +31,7 @@ from fewshot_callbacks.system.words import counted
 FIGURES = ("det", "scores")
 
 
-def run(options: Namespace) -> None:
+def run(options: Trials) -> None:
     """Evaluate, print, and write figures and a report if they were requested."""
     # The evaluation may take minutes, so a mistake is reported before it.
     if options.figures is not None:
@@ -40,8 +39,7 @@ def run(options: Namespace) -> None:
     if options.report is not None:
         refuse_input(options.report, "--report", (options.file, options.embeddings))
     trials = read_trials(options.file)
-    metrics = None if options.metrics is None else metric_keys(options.metrics)
-    if metrics is not None and "accuracy" in metrics and trials.folds is None:
+    if options.metrics is not None and "accuracy" in options.metrics and trials.folds is None:
         raise InputError(
             f"--metrics accuracy needs the fold of each trial, and {options.file} has none. Add a column fold to a table of "
             "scores, or leave accuracy out."
@@ -53,7 +51,7 @@ def run(options: Namespace) -> None:
         first=trials.first,
         second=trials.second,
         folds=trials.folds,
-        metrics=metrics,
+        metrics=options.metrics,
         miss_cost=options.miss_cost,
         false_match_cost=options.false_match_cost,
     )
@@ -87,7 +85,7 @@ def check_figures(folder: Path) -> None:
             )
 
 
-def _scores(trials: TrialList, options: Namespace) -> Any:
+def _scores(trials: TrialList, options: Trials) -> Any:
     """Return the scores of a list, or those of its pairs of embeddings."""
     if trials.scores is not None:
         if options.embeddings is not None:
@@ -125,7 +123,7 @@ def report_table(report: TrialReport, title: str) -> Table:
     return table
 
 
-def show(report: TrialReport, trials: TrialList, scores: Any, options: Namespace) -> list[Path]:
+def show(report: TrialReport, trials: TrialList, scores: Any, options: Trials) -> list[Path]:
     """Write the files of --figures and --report, PNG files and one HTML file, and return their paths."""
     with required_extra("report", "fewshot trials --figures and --report"):
         from fewshot_callbacks.plots import save  # noqa: PLC0415 - for those who want figures

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import warnings
-from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from numba.core import config, event
 
+from fewshot_callbacks.cli.options import Warm
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.system.loop_cache import CompiledLoops, folders_of_new_loops, named_folder
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def run(options: Namespace) -> None:
+def run(options: Warm) -> None:
     """Compile the loops, and print their number, the time and the folder.
 
     Raises:
