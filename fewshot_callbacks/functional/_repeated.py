@@ -239,7 +239,7 @@ def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[n
 
 def _count_equal_numbers(left: Tensor, right: Tensor) -> tuple[int, int]:
     """Return how many numbers of the same place are equal in pairs of rows, and how many are compared."""
-    if not len(left):
+    if len(left) < 2:  # each of two numbers is the most frequent one
         return 0, 0
     modes = torch.cat([left, right]).mode(dim=0).values
     is_compared = (left != modes) & (right != modes)

@@ -416,7 +416,7 @@ class LeaveGroupOut:
     ) -> Float[Tensor, "chosen columns"]:
         """Return the residuals of the items of some groups of one size in the fits without their group."""
         residuals = self._ridge.residuals(projected, centred, penalty).reshape(groups, -1, centred.shape[1])
-        by_group = projected.reshape(groups, -1, projected.shape[1])
+        by_group = projected.reshape(groups, residuals.shape[1], projected.shape[1])  # of equal rows there is no column
         if by_group.shape[1] <= self._ridge.rank:
             left_out: Tensor = torch.linalg.solve(self._ridge.complement_matrices(by_group, penalty), residuals)
         else:

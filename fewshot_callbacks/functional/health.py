@@ -474,8 +474,8 @@ def _from_moments(moments: Moments) -> _Findings:
         notes.append(f"effective_rank and spectral_decay are NaN: {reason}.")
     elif math.isnan(spectral_decay):
         notes.append(
-            f"spectral_decay is NaN: the covariance has {counted(len(moments.eigenvalues), 'eigenvalue')} that are more "
-            f"than rounding, and the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
+            f"spectral_decay is NaN: the covariance has {counted(len(moments.eigenvalues), 'eigenvalue')} above rounding, "
+            f"and the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
         )
     fields = {"rankme": rankme, "effective_rank": effective_rank, "spectral_decay": spectral_decay}
     return _Findings(fields | {"spread": moments.spread}, notes)

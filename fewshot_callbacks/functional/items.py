@@ -50,6 +50,7 @@ from fewshot_callbacks.functional._repeated import (
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.sources import RowSubset, Shards
 from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source, rows_of
+from fewshot_callbacks.system.words import counted, verb
 
 # Rows in files are loaded if, as float32, they take at most this share of the budget.
 LOADED_SHARE = 0.25
@@ -653,10 +654,11 @@ def _notes_on_ids_of_both(
     differing = int((is_in_gallery & (query_labels != gallery_labels[order[position]])).sum())
     if not differing:
         return []
+    named = verb(differing, "names a query and a gallery item", "name queries and gallery items")
     return [
-        f"{differing:,} ids name queries and gallery items of different labels, which cannot be the same items, and no such "
-        "item is a candidate for its query. Pass ids that mean the same in both sets, such as the path of a file, or none "
-        "if no query is in the gallery."
+        f"{counted(differing, 'id')} {named} of different labels, which cannot be the same item, and no such item is a "
+        "candidate for its query. Pass ids that mean the same in both sets, such as the path of a file, or none if no query "
+        "is in the gallery."
     ]
 
 

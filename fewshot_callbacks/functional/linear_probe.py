@@ -44,7 +44,7 @@ from fewshot_callbacks.functional.statistics import (
 )
 from fewshot_callbacks.settings import Metric
 from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor
-from fewshot_callbacks.system.words import counted, none_has
+from fewshot_callbacks.system.words import counted, none_has, verb
 
 # Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.
 DEFAULT_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 3))
@@ -361,7 +361,8 @@ class _Classification:
         if math.isnan(intervals["probe"].low):
             kind = "group" if "groups" in queries.columns else "class"
             notes.append(
-                f"The interval of probe is NaN: the {counted(known, 'query')} are of one {kind}, and it needs two."
+                f"The interval of probe is NaN: the {counted(known, 'query')} {verb(known, 'is', 'are')} of one {kind}, and "
+                "it needs two."
             )
         fields = {
             "values": means,

@@ -281,7 +281,8 @@ class LoopCache(FunctionCache):
 def describe_loop(loop: Any) -> Iterator[str]:
     """Yield a description of what a loop is compiled from: its code and its constants, and those of all that it calls.
 
-    Two loops of one description give the same machine code. Line numbers and comments are not part of it.
+    Two loops of one description compute the same. Line numbers and comments are not part of it. Sums that the compiler may
+    reorder can differ in their last digits: LLVM may fuse a product and a sum or not, as other loops were compiled before.
 
     Raises:
         _UnknownDependencyError: If the code refers to a value that is no number, word, module or function.

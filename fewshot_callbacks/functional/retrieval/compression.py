@@ -38,7 +38,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
 )
 from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.settings import Code, RequestedMetric, RetrievalOptions, takes
-from fewshot_callbacks.system.words import counted
+from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "compression_costs"
 CODES: tuple[Code, ...] = get_args(Code)
@@ -545,20 +545,22 @@ def _notes(compression: Compression, ranges: Ranges | None, dim: int) -> tuple[s
     same_bits = ranges.constant_bits()
     if "int8" in compression.codes and same_dims > NOTED_SHARE * dim:
         notes.append(
-            f"{same_dims:,} of {counted(dim, 'dimension')} are the same in all gallery items; int8 codes each as "
-            f"{LOWEST_CODE}, which makes all codes more alike."
+            f"{same_dims:,} of {counted(dim, 'dimension')} {verb(same_dims, 'is', 'are')} the same in all gallery items; "
+            f"int8 codes each as {LOWEST_CODE}, which makes all codes more alike."
         )
     untold_dims = ranges.untold_dims() if "int8" in compression.codes else 0
     if untold_dims:
         notes.append(
-            f"{untold_dims:,} of {counted(dim, 'dimension')} have a narrow range far from 0, or a tiny one: float32, in "
-            "which int8 codes are computed, does not tell their values apart, so that these codes say little. Subtract "
+            f"{untold_dims:,} of {counted(dim, 'dimension')} {verb(untold_dims, 'has', 'have')} a narrow range far from "
+            "0, or a tiny one: float32, in which int8 codes are computed, does not tell their values apart, so that these "
+            "codes say little. Subtract "
             "the mean of the gallery from all embeddings, and divide them by their largest number."
         )
     if "binary" in compression.codes and same_bits > NOTED_SHARE * dim:
         notes.append(
-            f"{same_bits:,} of {dim:,} bits are the same in all gallery items, and tell none from another. If numbers are "
-            "not spread around zero, subtract the mean of the training set before they are coded."
+            f"{same_bits:,} of {counted(dim, 'bit')} {verb(same_bits, 'is', 'are')} the same in all gallery items, and "
+            f"{verb(same_bits, 'tells', 'tell')} none from another. If numbers are not spread around zero, subtract the "
+            "mean of the training set before they are coded."
         )
     return tuple(notes)
 

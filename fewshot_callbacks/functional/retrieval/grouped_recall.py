@@ -52,6 +52,7 @@ from fewshot_callbacks.functional.statistics import (
     mean_interval,
 )
 from fewshot_callbacks.settings import GroupedOptions, RetrievalOptions, takes
+from fewshot_callbacks.system.words import counted, verb
 
 Splits = list[list[Tensor]]
 """The labels of each group of each split."""
@@ -96,7 +97,8 @@ def label_groups(
         raise InputError(f"repeats={repeats}: at least one split is needed.")
     if len(distinct) < group_size:
         raise InputError(
-            f"{len(distinct)} labels are too few for a group of {group_size}. Use group_size <= {len(distinct)}."
+            f"{counted(len(distinct), 'label')} {verb(len(distinct), 'is', 'are')} too few for a group of {group_size}. Use "
+            f"group_size <= {len(distinct)}."
         )
     generator = torch.Generator().manual_seed(check_seed("label_groups", "seed", seed))
     groups = len(distinct) // group_size

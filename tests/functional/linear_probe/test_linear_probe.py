@@ -333,6 +333,15 @@ def test_constant_targets_are_undefined_and_counted():
     assert json.loads(json.dumps(nothing.to_dict()))["metrics"]["probe_r2"] is None
 
 
+def test_groups_of_equal_rows_are_predicted_by_the_mean_of_the_others():
+    probe = linear_probe(
+        torch.randn(6, 2), [0, 1] * 3, torch.ones(4, 2), [0, 1, 0, 1],
+        query_groups=[0, 1, 2, 3, 4, 5], gallery_groups=[0, 0, 1, 1],
+    )  # fmt: skip
+    # Each class has the same score. The first of equal scores counts.
+    assert probe.values["probe_leave_group_out"] == 0.5
+
+
 def test_queries_of_one_class_or_group_have_no_interval():
     queries, query_labels, gallery, gallery_labels, _ = divided(120, 10, 6, 0.0)
     one = query_labels == 2

@@ -358,3 +358,17 @@ def test_samples_that_loaders_of_accelerate_repeat_count_once_by_their_ids(items
         assert "gather_for_metrics" in on_copies(report)[0]
     for report in in_threads(2, lambda processes: evaluate(processes, named=True)):
         assert report.values == pytest.approx(right.values, rel=1e-12)
+
+
+def test_copies_are_noted_however_few_rows_a_process_has():
+    """Each process has one pair of rows, of which nothing can be said; all of them together have three."""
+    rows, labels = torch.randn(6, 16, generator=torch.Generator().manual_seed(3)), torch.arange(6) // 2
+    known = evaluate_retrieval(rows, labels, rows, labels, metrics="mAP")
+    assert len(on_copies(known)) == 1
+
+    def work(processes):
+        mine = labels == processes.rank
+        part = rows[mine], labels[mine]
+        return evaluate_retrieval(*part, *part, metrics="mAP", share=Share(processes))
+
+    assert [on_copies(report) for report in in_threads(3, work)] == 3 * [on_copies(known)]
