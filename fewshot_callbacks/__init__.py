@@ -8,8 +8,6 @@ and for Python.
 from __future__ import annotations
 
 import ast
-import difflib
-import dis
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -24,25 +22,11 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list that is not written out
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        near = difflib.get_close_matches(name, __all__, n=1)
-        if near and _is_imported_by_name():
-            raise ImportError(
-                f"cannot import name {name!r} from {__name__!r}. Did you mean {near[0]!r}?", name=__name__
-            )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(str(_MODULE_OF[name])), name)
     # The next use finds it without this function.
     globals()[name] = value
     return value
-
-
-def _is_imported_by_name() -> bool:
-    """Whether `from fewshot_callbacks import NAME` has asked for an attribute: Python would replace an AttributeError there.
-
-    Everyone else, such as `hasattr`, gets the AttributeError, to which Python adds a suggestion by itself.
-    """
-    frame = sys._getframe(2)
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
 
 
 def __dir__() -> list[str]:
