@@ -4,7 +4,6 @@
 `trials` writes the file of a verification. `rows` writes the queries of an evaluation as a table.
 """
 
-from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.system.extras import required_extra
 
 with required_extra("report", "fewshot_callbacks.report"):
@@ -15,6 +14,7 @@ from fewshot_callbacks.report.findings import Model, RetrievedItem
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
 from fewshot_callbacks.report.rows import write_rows
+from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.report.trials import trial_figures, write_trials
 
 __all__ = [
