@@ -223,7 +223,8 @@ def documented() -> set[str]:
         for entry in page.read_text(encoding="utf-8").split(f"::: {PACKAGE}.")[1:]:
             name = entry.split()[0]
             members = re.findall(r"^ {8}- (\w+)$", entry, re.MULTILINE)
-            names |= {name} if name in NAMES else set(members or import_module(f"{PACKAGE}.{name}").__all__)
+            is_single = name in NAMES or "." in name
+            names |= {name} if is_single else set(members or import_module(f"{PACKAGE}.{name}").__all__)
     return names
 
 

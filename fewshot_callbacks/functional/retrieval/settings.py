@@ -72,7 +72,7 @@ class RetrievalSettings(RetrievalDefaults):
     Python's numbers.
 
     Args:
-        **settings: Of `RetrievalDefaults`.
+        **settings: See `RetrievalDefaults`, which says what each of them means.
 
     Raises:
         ValueError: If a value is wrong for any data; the message says what to pass instead.
