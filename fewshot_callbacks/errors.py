@@ -14,7 +14,7 @@ class InputError(ValueError):
     addresses stay an `OSError`, a package that is not installed is a `ModuleNotFoundError`, and a value that a report does
     not have is a `LookupError`.
 
-    An error is made of its message alone, so that each of several processes can raise the same one.
+    An error is made from its message only, so that each of several processes can raise the same one.
 
     Examples:
         >>> import torch

@@ -183,7 +183,7 @@ class Stopwatch:
         return self.seconds / max(time.perf_counter() - self._began, 1e-9)
 
 
-# Nobody waits for less, and without it a training of a few seconds would skip epochs or not as the machine is busy or not.
+# Nobody notices less. Without it, the load of the machine would decide whether a run of a few seconds skips an epoch.
 LEAST_SECONDS = 1.0
 
 

@@ -338,7 +338,7 @@ def embedding_health(
     the neighbours take one matrix of (dim, dim) beyond the embeddings.
 
     Args:
-        embeddings: (items, dim) finite floating-point rows of any scale.
+        embeddings: (items, dim) finite floating-point rows of any scale, or `Shards`, whose rows are all loaded.
         labels: (items,) integers or strings; without them there are no `nc1`, `cdnv` and `alignment`.
         ids: (items,) identity of each item, where some come several times: the first of each id is counted.
         k: Neighbours of the hubness, at least 2, by their Euclidean distance; items as near as the last of them share the

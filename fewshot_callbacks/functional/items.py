@@ -61,7 +61,7 @@ COPIED_SHARE = 0.8
 EXCLUDING = ("ids", "groups")
 # Those of them in which a query may share its code with several items. An id is the id of one item.
 GROUPING = tuple(kind for kind in EXCLUDING if kind != "ids")
-# All columns that arguments and files may have. A new kind stands here, or processes that differ in it are not noticed.
+# All columns that arguments and files may have. Add a new kind here: processes compare which of these kinds they were given.
 _KINDS = ("labels", *EXCLUDING)
 # The arguments that are columns, in the order in which they are read.
 _COLUMNS = tuple(f"{prefix}_{kind}" for kind in _KINDS for prefix in ("query", "gallery"))

@@ -153,12 +153,12 @@ class StoredRows:
 class _Blocks:
     """Memory for chunks. A block serves again as soon as nothing refers to the tensor that was made in it.
 
-    With the allocator of C, small arrays settle in the block that a chunk has left, the next chunk finds no room there, and
-    a process that read 330 MB in chunks of 2 MB grew by 290 MB.
+    The allocator of C would place small arrays in the block that a chunk has left. The next chunk would then find no room
+    there, and the process would grow by nearly the size of the file.
     """
 
     def __init__(self) -> None:
-        self._free: list[mmap] = []  # its methods may be called by several threads at a time
+        self._free: list[mmap] = []  # several threads may append to a list and pop from it at a time
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor of a shape with at least one element."""

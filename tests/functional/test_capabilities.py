@@ -139,12 +139,10 @@ def test_processes_give_what_one_gives(name):
     assert in_threads(2, work) == [known, known]
 
 
-@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("name", TWO_SETS)
 @pytest.mark.parametrize("kind", ["ids", "groups"])
 def test_a_column_of_one_of_two_sets_is_refused_where_it_would_exclude_nobody(name, kind):
     takes = TAKES[name]
-    if takes.one_set:
-        pytest.skip("it takes one set")
     given = arguments(name, QUERIES, {"rows": GALLERY["rows"], "labels": GALLERY["labels"]})
     other = {"ids": "groups", "groups": "ids"}[kind]
     del given[f"query_{other}"]

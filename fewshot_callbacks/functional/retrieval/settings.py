@@ -206,7 +206,7 @@ def _pooled_request(settings: RetrievalDefaults, reported: Sequence[RequestedMet
     patterns = {metric.metric.pattern for metric in reported}
     return PooledRequest(
         precisions=_parameters(reported, "recall@precision{p}"),
-        allowed_thresholds=settings.threshold_bounds or (-math.inf, math.inf),
+        allowed_thresholds=(-math.inf, math.inf) if settings.threshold_bounds is None else settings.threshold_bounds,
         thresholds=() if settings.threshold is None else (settings.threshold,),
         false_match_rates=_parameters(reported, "fnmr@fmr{p}"),
         equal_error_rate="eer" in patterns,

@@ -1,7 +1,9 @@
 """Settings and metrics are named once, and taken as they are meant; what means nothing, or no input, is one sentence."""
 
+import copy
 import inspect
 import math
+import pickle
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot_callbacks import DEFAULT_METRICS, RetrievalEvaluation, RetrievalMonitor
+from fewshot_callbacks import DEFAULT_METRICS, InputError, RetrievalEvaluation, RetrievalMonitor
 from fewshot_callbacks.cli.parsing import parser_of
 from fewshot_callbacks.functional import (
     METRICS,
@@ -232,6 +234,20 @@ def test_the_constructor_takes_what_is_meant_and_refuses_what_means_nothing():
         RetrievalSettings(label_groups=1)
     with refused(ValueError, "RetrievalSettings", "'recal@5'", "'recall@5'"):
         replace(settings, metrics="recal@5")
+
+
+def test_bounds_in_an_array_are_refused_with_their_form():
+    with refused(InputError, "RetrievalSettings", "threshold_bounds", "(0.0, 1.0)"):
+        RetrievalSettings(threshold_bounds=np.array([0.0, 1.0]))
+
+
+def test_settings_are_pickled_and_copied_with_what_they_ask_for():
+    settings = RetrievalSettings(metrics=("mAP", "eer", "grouped_recall@2"), label_groups=5, threshold=0.5)
+    for again in (pickle.loads(pickle.dumps(settings)), copy.deepcopy(settings)):
+        assert again == settings
+        items = torch.eye(12).repeat(3, 1), torch.arange(12).repeat(3)
+        assert evaluate_retrieval(*items, **again.arguments()) == evaluate_retrieval(*items, **settings.arguments())
+        assert replace(again, seed=1).metrics == settings.metrics
 
 
 @pytest.mark.parametrize("call", [evaluate_retrieval, RetrievalMonitor, RetrievalEvaluation])
