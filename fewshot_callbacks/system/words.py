@@ -27,6 +27,8 @@ def counted(number: int, noun: str) -> str:
     Examples:
         >>> counted(1, "box"), counted(2000, "box"), counted(3, "file"), counted(0, "query"), counted(2, "key")
         ('1 box', '2,000 boxes', '3 files', '0 queries', '2 keys')
+        >>> counted(4, "batch"), counted(4, "epoch")
+        ('4 batches', '4 epochs')
     """
     return f"{number:,} {noun if number == 1 else _plural(noun)}"
 
@@ -55,4 +57,5 @@ def _plural(noun: str) -> str:
     """Return the plural of a noun, whose last word takes the ending."""
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{noun[:-1]}ies"
-    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+    has_hiss = noun.endswith(("s", "x", "ch", "sh")) and not noun.endswith("epoch")
+    return noun + ("es" if has_hiss else "s")
