@@ -102,9 +102,10 @@ def wrong_imports(package=PACKAGE):
         target, _, inside = module.partition(".")
         if target != layer and target not in BELOW.get(layer, ()):
             wrong.add(f"{file} imports {target}")
-        inside = inside.split(".")[0]
-        if layer == target == "engine" and inside in LINE and LINE.index(inside) >= LINE.index(file.stem):
-            wrong.add(f"{file} imports {inside}")
+        if layer == target == "engine" and inside in LINE:
+            importer = ".".join(file.with_suffix("").parts[1:])
+            if importer in LINE and LINE.index(inside) >= LINE.index(importer):
+                wrong.add(f"{file} imports {inside}")
     return sorted(wrong)
 
 
@@ -226,7 +227,8 @@ LINE = (
     *("options", "compiled", "layout", "exact", "relevance", "counting", "counted_values", "device"),
     *("candidate_buffer", "operands", "int8", "duplicates", "vectors"),
     *("chunks", "exchange", "gallery", "observers", "backends", "tile_operands", "tiles", "thresholds"),
-    *("precision", "ranks", "pooled", "twins", "distinct", "evaluation", "nearest"),
+    *("precision", "ranks", "pooled.grid", "pooled.sample", "pooled.collector", "pooled.bounds", "pooled.negatives"),
+    *("pooled.questions", "twins", "distinct", "evaluation", "pooled.search", "pooled.areas", "nearest"),
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 
@@ -261,7 +263,8 @@ def functions_in(files):
 
 
 def test_the_line_of_the_engine_has_all_of_its_modules():
-    assert {file.stem for file in ENGINE.rglob("*.py")} - {"__init__"} == set(LINE)
+    files = [file.relative_to(ENGINE).with_suffix("") for file in ENGINE.rglob("*.py") if file.stem != "__init__"]
+    assert {".".join(file.parts) for file in files} == set(LINE)
 
 
 def test_nobody_imports_what_is_private_to_a_module_of_the_engine():
@@ -282,7 +285,7 @@ def test_functions_are_short():
 
 
 def test_compiled_loops_have_few_arguments():
-    compiled = [(file, node) for file, node, _ in functions_in(ENGINE.glob("*.py")) if is_decorated(node, DECORATORS)]
+    compiled = [(file, node) for file, node, _ in functions_in(ENGINE.rglob("*.py")) if is_decorated(node, DECORATORS)]
     assert compiled
     assert not [f"{file}.{node.name}" for file, node in compiled if len(node.args.args) > MOST_ARGUMENTS_OF_A_LOOP]
 
@@ -294,7 +297,7 @@ def is_decorated(node, decorators):
 
 def loops_without_wrapper(folder):
     """Names of the loops in a folder that only other loops can call."""
-    functions = [node for file in sorted(folder.glob("*.py")) for node in nodes(file, ast.FunctionDef)]
+    functions = [node for file in sorted(folder.rglob("*.py")) for node in nodes(file, ast.FunctionDef)]
     return {node.name for node in functions if is_decorated(node, WITHOUT_WRAPPER)}
 
 
@@ -342,7 +345,7 @@ def test_a_planted_call_of_a_loop_without_a_wrapper_is_found(call, tmp_path):
 def test_the_engine_says_why():
     """Each module says what it is for; each number that somebody chose has its reason beside it."""
     without = []
-    for file in (ENGINE / f"{name}.py" for name in LINE):
+    for file in (ENGINE / f"{name.replace('.', '/')}.py" for name in LINE):
         lines, module = file.read_text().split("\n"), nodes(file)[0]
         body = module.body
         assert ast.get_docstring(module), file

@@ -74,10 +74,9 @@ class CountedValues(NamedTuple):
 
     def count_reaching(self, scores: NDArray[np.float64]) -> Ints:
         """Return how many pairs reach each of some ascending scores."""
-        values_reaching = number_reaching(self.values, scores)
         if self.sums is None:
-            return self.weight * values_reaching
-        return self.weight * self.sums[len(self.values) - values_reaching]
+            return self.weight * number_reaching(self.values, scores)
+        return self.weight * self.sums[first_reaching(self.values, scores)]
 
     def every(self, step: int) -> FloatArray:
         """Return every n-th of the copies, ascending, from the lowest on."""
@@ -108,6 +107,16 @@ NO_VALUES = CountedValues(np.empty(0))
 def _sums(copies: Ints) -> Ints:
     """Return the sum of each number and all that follow it, and 0."""
     return np.append(np.cumsum(copies[::-1])[::-1], 0)
+
+
+def first_reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:
+    """Return the position of the first of some ascending values that reaches each of some ascending scores.
+
+    Examples:
+        >>> first_reaching(np.array([0.1, 0.5, 0.7]), np.array([0.0, 0.5, 0.8])).tolist()
+        [0, 1, 3]
+    """
+    return len(values) - number_reaching(values, scores)
 
 
 def number_reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:

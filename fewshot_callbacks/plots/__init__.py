@@ -10,7 +10,7 @@ from fewshot_callbacks.system.extras import required_extra
 with required_extra("report", "fewshot_callbacks.plots"):
     import matplotlib  # noqa: F401
 
-from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.plots.compression import compression_curve
 from fewshot_callbacks.plots.embedding_map import Projection, embedding_map, project
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels, to_picture

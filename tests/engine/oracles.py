@@ -134,7 +134,7 @@ def evaluated(case, request=None, memory=10**8, progress=None, relevance=None, p
     """The result of an evaluation, and the counts of each query, while the engine's options hold; or its places in lists."""
     with engine_options(**options), computing() as threads:
         vectors, of_labels = prepared(case, threads)
-        foresee = None if request is None else request.foresee
+        questions = None if request is None else request.questions()
         evaluation, found = Evaluation(vectors, relevance or of_labels, memory, progress=progress), {}
         tables = ("places",) if placed else TABLES
 
@@ -145,7 +145,7 @@ def evaluated(case, request=None, memory=10**8, progress=None, relevance=None, p
                 found[query] = [getattr(block, name)[row][block.valid[row]].tolist() for name in tables]
                 found[query] = found[query][0] if placed else found[query]
 
-        yield evaluation.run(consume, forecast=foresee, places=placed), found
+        yield evaluation.run(consume, questions=questions, places=placed), found
 
 
 def counted(case, **setting):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
+from fewshot_callbacks.functional.retrieval.decisions import PooledRequest, decide
 from tests.engine.oracles import evaluated, scores_of
 
 ROADS = (

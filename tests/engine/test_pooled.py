@@ -8,9 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine import pooled
-from fewshot_callbacks.engine.pooled import NO_SAMPLE, Sample
-from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
+from fewshot_callbacks.engine.counted_values import CountedValues
+from fewshot_callbacks.engine.pooled import negatives as pooled_negatives
+from fewshot_callbacks.engine.pooled.grid import ScoreGrid
+from fewshot_callbacks.engine.pooled.sample import NO_SAMPLE, Sample
+from fewshot_callbacks.functional.retrieval.decisions import PooledRequest
 from tests.cases import examples, sampled_product
 from tests.engine.cases import POOLED, SIMILARITIES, cases, engines, pooled_case
 from tests.engine.oracles import evaluated, scores_of
@@ -73,6 +75,29 @@ def test_one_pass_knows_all_counts_of_binary_codes(kind, road):
         assert np.array_equal(fewest, reaching(negatives, every))
         assert np.array_equal(most, fewest)
         assert found.passes == 1
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 20), st.integers(1, 70), st.sampled_from([1, 2]))
+def test_a_refined_grid_counts_like_a_new_one(seed, number, distinct, room, weight):
+    rng = np.random.default_rng(seed)
+    pairs = np.sort(rng.integers(0, distinct, number) / 8)
+    pieces = [CountedValues(piece, weight=weight) for piece in np.split(pairs, [number // 3])]
+    grid = ScoreGrid.from_pieces(np.unique(rng.choice(pairs, rng.integers(0, 3))), pieces)
+    while grid.inside_cells.any():
+        cells = rng.random(len(grid.inside_cells)) < 0.5
+        if not grid.inside_cells[cells].any():
+            continue
+        refined = grid.refined(cells, lambda: pieces, room)
+        assert set(grid.scores) < set(refined.scores) <= set(pairs)
+        for score, reaching_it, above in zip(refined.scores, refined.reaching, refined.above, strict=True):
+            assert reaching_it == weight * (pairs >= score).sum()
+            assert above == weight * (pairs > score).sum()
+        if weight * number <= room:
+            lower, upper = grid.lower_ends[cells], grid.upper_ends[cells]
+            chosen = ((pairs[:, None] > lower) & (pairs[:, None] < upper)).any(1)
+            assert set(refined.scores) == set(grid.scores) | set(pairs[chosen])
+        grid = refined
 
 
 # ------------------------------------------------------------------------------------------------------ operating points
@@ -153,7 +178,7 @@ def test_a_pass_of_any_precision_counts_the_same(number, monkeypatch):
         chosen.append(precisions[number])
         return precisions[number]
 
-    monkeypatch.setattr(pooled, "cheapest", cheapest)
+    monkeypatch.setattr(pooled_negatives, "cheapest", cheapest)
     case = pooled_case("hard", "cosine", 400, 20)
     check_decisions(case, request_for(case), precision="float32", buffer_pairs=40, grid_size=300, threads=2)
     check_decisions(case, request_for(case), buffer_pairs=40, grid_size=300, batch_counters=100)

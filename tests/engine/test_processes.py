@@ -23,8 +23,8 @@ from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.items import Share
+from fewshot_callbacks.functional.retrieval.decisions import PooledRequest, decide
 from fewshot_callbacks.functional.retrieval.inputs import collect_inputs
-from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
 from tests.cases import examples
 from tests.engine.cases import cases, engines
 from tests.engine.oracles import TABLES, evaluated
@@ -125,7 +125,7 @@ def test_budgets_and_threads_that_differ():
                 for row, query in enumerate(own[block.queries].tolist()):
                     found[query] = [getattr(block, name)[row][block.valid[row]].tolist() for name in TABLES]
 
-            result = Evaluation(vectors, relevance, memory).run(consume, forecast=request.foresee)
+            result = Evaluation(vectors, relevance, memory).run(consume, questions=request.questions())
             return found, decide(result.pooled, request)
 
     counts, decisions = zip(*in_threads(3, work), strict=True)

@@ -14,7 +14,7 @@ from fewshot_callbacks.engine.ranks import PairCounter, recount
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.thresholds import sorted_thresholds
 from fewshot_callbacks.engine.tiles import Estimates
-from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
+from fewshot_callbacks.functional.retrieval.decisions import PooledRequest
 from tests.cases import examples, sampled_product
 from tests.engine.cases import PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
 from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, true_scores, truth_of

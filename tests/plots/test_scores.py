@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.plots.scores import (
     ClassScore,
     Confusion,

@@ -10,16 +10,12 @@ from fewshot_callbacks.functional.retrieval.compression import (
     compression_costs,
 )
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
+from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluation, TimedSample, measure_evaluation
-from fewshot_callbacks.functional.retrieval.operating_points import (
-    Enclosure,
-    ErrorRatePoint,
-    OperatingPoint,
-    PairCounts,
-    PooledDecisions,
-)
+from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.rank_metrics import hits_within, relevant_ranks
 from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance

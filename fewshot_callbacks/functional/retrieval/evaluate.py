@@ -21,6 +21,7 @@ from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions, decide
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -28,7 +29,6 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
     search_groups,
 )
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
-from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions, decide
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
     Gain,
@@ -214,7 +214,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         )
         result = evaluation.run(
             per_query.add,
-            forecast=request.pooled.foresee if request.needs_all_pairs else None,
+            questions=request.pooled.questions() if request.needs_all_pairs else None,
             places=per_query.graded,
         )
         if request.has_source("prototypes"):

@@ -24,7 +24,7 @@ from fewshot_callbacks.engine.vectors import check_similarity
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu
 from fewshot_callbacks.functional._reading import check_seed
-from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
+from fewshot_callbacks.functional.retrieval.decisions import PooledRequest
 from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
 from fewshot_callbacks.functional.retrieval.registry import (
     RELEVANCE_METRICS,

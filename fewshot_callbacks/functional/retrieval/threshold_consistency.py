@@ -21,8 +21,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from fewshot_callbacks.engine.evaluation import PooledPairs
+from fewshot_callbacks.engine.pooled.questions import false_match_rate
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
-from fewshot_callbacks.functional.retrieval.operating_points import false_match_rate
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.system.words import counted
 

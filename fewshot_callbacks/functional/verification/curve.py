@@ -9,13 +9,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from fewshot_callbacks.functional.retrieval.operating_points import (
-    BINS,
-    MATCH_STEPS,
-    RECALL_STEPS,
-    PairCounts,
-    equal_error_rate,
-)
+from fewshot_callbacks.functional.retrieval.operating_points import equal_error_rate
+from fewshot_callbacks.functional.retrieval.pair_counts import BINS, MATCH_STEPS, RECALL_STEPS, PairCounts
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.operating_points import PairCounts
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.verification.scores import trial_scores
 from tests.cases import clustered_items, examples
 

@@ -8,7 +8,7 @@ import torch
 
 from fewshot_callbacks import Share, evaluate_retrieval
 from fewshot_callbacks.engine import evaluation
-from fewshot_callbacks.engine.pooled import Sample
+from fewshot_callbacks.engine.pooled.sample import Sample
 from tests.functional.brute_force import BruteForce
 from tests.messages import missing_facts
 from tests.thread_processes import in_threads

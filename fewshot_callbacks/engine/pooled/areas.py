@@ -1,0 +1,146 @@
+"""Areas under the pooled curves, which depend on all relevant scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fewshot_callbacks.engine.evaluation import PooledPairs
+from fewshot_callbacks.engine.pooled.grid import ScoreGrid
+from fewshot_callbacks.engine.pooled.questions import NegativeBounds, precision_of
+from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.vectors import Floats
+
+
+class _RelevantGroup(NamedTuple):
+    """Neighbouring relevant scores."""
+
+    scores: Floats  # (scores,) ascending
+    reaching: Ints  # (scores,) relevant pairs with this score or a higher one
+    pairs: Ints  # (scores,) relevant pairs with this score
+
+
+class PooledAreas:
+    """The areas under the pooled curves of an evaluation that has run. The constructor and all methods are collective.
+
+    Args:
+        pooled: Counts of all pairs.
+        grid: A score grid; the one with which a search has ended leaves less to count.
+    """
+
+    def __init__(self, pooled: PooledPairs, grid: ScoreGrid) -> None:
+        self._relevant = pooled.relevant
+        self._negatives = pooled.negatives
+        self._grid = grid
+        # In one set, both pairs of two items have one score.
+        pairs_of_score = 2 if pooled.evaluation.relevance.symmetric else 1
+        # relevant pairs whose scores fit the budget
+        self._room = pairs_of_score * max(1, pooled.grid_size)
+        self._processes = pooled.vectors.processes
+
+    def bounds_under_precision_recall(self) -> tuple[float, float]:
+        """Return bounds of the area under the precision-recall curve, from what is known so far.
+
+        The area is the mean of the precisions at the relevant pairs. A relevant score inside a cell accepts no fewer pairs
+        than the upper end of the cell, and no more than the lower.
+        """
+        grid = self._grid
+        fewest, most = self._negatives.bounds(grid.scores)
+        negatives = NegativeBounds(grid.scores, fewest, most, self._negatives.total)
+        pairs = grid.reaching - grid.above
+        low = pairs * precision_of(grid.reaching, most)
+        high = pairs * precision_of(grid.reaching, fewest)
+        low_inside = grid.inside_cells * precision_of(grid.reaching_upper_ends + 1, negatives.most_above_lower_ends)
+        high_inside = grid.inside_cells * precision_of(grid.above_lower_ends, negatives.fewest_at_upper_ends)
+        # Exact sums, so that bounds which are equal are the exact area, whatever the grid is.
+        lowest = math.fsum(np.concatenate((low, low_inside)).tolist())
+        highest = math.fsum(np.concatenate((high, high_inside)).tolist())
+        return lowest / max(1, grid.total), highest / max(1, grid.total)
+
+    def under_precision_recall(self) -> float:
+        """Return the area under the precision-recall curve, rounded; it may take more passes over all pairs."""
+        return math.fsum(self._terms()) / max(1, self._grid.total)
+
+    def _terms(self) -> Iterator[float]:
+        """Yield terms whose sum is the area times the number of relevant pairs, with all counts closed.
+
+        The first term is a whole number. Each other term is rounded once and belongs to one relevant score. So an exact sum
+        of the terms depends neither on the groups nor on the processes.
+        """
+        grid = self._grid
+        first_free = self._first_free_cell()
+        # The precision of all relevant pairs above all negatives is 1.
+        yield float(grid.above_lower_ends[first_free]) if first_free < len(grid.above_lower_ends) else 0.0
+        for group in self._groups_below(first_free):
+            self._negatives.close(group.scores)
+            negatives, _ = self._negatives.bounds(group.scores)
+            yield from (group.pairs * precision_of(group.reaching, negatives)).tolist()
+
+    def under_roc(self) -> float:
+        """Return the share of a relevant pair and a negative that are in the right order; NaN if there are none of either.
+
+        A tie counts one half. The count is exact, and rounded once; it may take another pass over all pairs.
+        """
+        total = 2 * self._grid.total * self._negatives.total
+        if not total:
+            return math.nan
+        # twice the number of those in the wrong order, of which a tie is one half
+        wrong = 0
+        for group in self._groups_below(self._first_free_cell()):
+            just_above = np.nextafter(group.scores, np.inf)
+            fewest, most = self._negatives.bounds(group.scores)
+            # One pass: to count at a score is to count just above it, too.
+            self._negatives.close(np.unique(np.where(fewest < most, group.scores, just_above)))
+            self._negatives.close(group.scores)
+            self._negatives.close(just_above)
+            reaching, _ = self._negatives.bounds(group.scores)
+            above, _ = self._negatives.bounds(just_above)
+            wrong += _exact_sum_of_products(group.pairs, reaching + above)
+        return (total - wrong) / total
+
+    def expected_passes(self) -> int:
+        """Return how many more passes over all pairs the exact areas take at most: one for each group that is open."""
+        first_free = self._first_free_cell()
+        is_open = self._grid.lower_ends[:first_free] < self._negatives.cutoff
+        return len(np.unique(self._groups_of_cells()[:first_free][is_open]))
+
+    def _first_free_cell(self) -> int:
+        """Return the lowest cell of the grid whose lower end no negative reaches; the number of cells if there is none."""
+        _, most = self._negatives.bounds(self._grid.scores)
+        return int(np.searchsorted(-np.append(self._negatives.total, most), 0))
+
+    def _groups_below(self, cell: int) -> Iterator[_RelevantGroup]:
+        """Yield all relevant scores in the cells below one, in groups with as many relevant pairs as there is room for.
+
+        The upper end of each cell counts as part of it.
+        """
+        grid = self._grid
+        groups = self._groups_of_cells()[:cell]
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            first = int(members[0])
+            last = int(members[-1])
+            cells = np.zeros(len(grid.inside_cells), bool)
+            cells[first : last + 1] = grid.inside_cells[first : last + 1] > 0
+            inside = int(grid.inside_cells[cells].sum())
+            refined = grid
+            if inside:
+                refined = grid.refined(cells, self._relevant.ascending, inside, self._processes)
+            in_group = (refined.scores > grid.lower_ends[first]) & (refined.scores <= grid.upper_ends[last])
+            reaching = refined.reaching[in_group]
+            yield _RelevantGroup(refined.scores[in_group], reaching, reaching - refined.above[in_group])
+
+    def _groups_of_cells(self) -> Ints:
+        """Return (grid + 1,) the number of the group to which the scores of each cell of the grid belong."""
+        groups: Ints = (self._grid.total - self._grid.reaching_upper_ends) // self._room
+        return groups
+
+
+def _exact_sum_of_products(first: Ints, second: Ints) -> int:
+    """Return the sum of the products of two lists of numbers of pairs; each product may have more than 64 bits."""
+    # In parts of 21 bits: the sum of up to 2**42 pairs, each times such a part, has 63 bits.
+    parts = [int((first * ((second >> shift) & (2**21 - 1))).sum()) << shift for shift in (0, 21, 42)]
+    return sum(parts)

@@ -1,0 +1,215 @@
+"""Questions about all pairs: each asks for one relevant score, which becomes a threshold for all queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine.pooled.collector import Wanted
+from fewshot_callbacks.engine.pooled.grid import ScoreGrid, above_lower_ends, at_upper_ends
+from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.vectors import Floats
+
+Bools = NDArray[np.bool_]
+Counts = Ints | Floats
+"""Exact numbers of pairs, or estimates of them by a sample."""
+Holds = Callable[[Ints, Counts, int, float], Bools]
+"""Returns whether something holds at some scores, given the numbers of relevant pairs and of negatives that are accepted
+at each, and the numbers of all relevant pairs and of all negatives. Fewer accepted negatives never hurt."""
+
+# A rate is compared with the requested one as the correctly rounded quotient of two counts: the number that a report
+# shows, and so 14 of 25 reaches 0.56, though this float64 number is a little more than 14/25. Float64 division rounds
+# correctly, and counts below 2**53 are float64 numbers. Rounding is monotone, so fewer false positives never do worse.
+
+
+def precision_of(true_positives: Ints, false_positives: Counts) -> Floats:
+    """Return the share of the accepted pairs that are relevant; 0 where no pair is accepted."""
+    values: Floats = true_positives / np.maximum(true_positives + false_positives, 1)
+    return values
+
+
+def false_match_rate(false_positives: Counts, negatives: float) -> Floats:
+    """Return the share of the negatives that are accepted; 0 where there are no negatives."""
+    values: Floats = false_positives / max(negatives, 1)
+    return values
+
+
+def f1_of(true_positives: Ints, false_positives: Counts, relevant: int) -> Floats:
+    """Return F1 at some thresholds, 2 TP / (2 TP + FP + FN)."""
+    values: Floats = 2 * true_positives / np.maximum(true_positives + false_positives + relevant, 1)
+    return values
+
+
+class NegativeBounds(NamedTuple):
+    """Bounds of the number of negatives at each score of the score grid."""
+
+    scores: Floats
+    """(grid,) scores at which negatives are counted: those of the grid, or the next higher float64 numbers"""
+    fewest: Ints  # (grid,)
+    most: Ints  # (grid,)
+    total: int
+    """number of all negatives"""
+
+    @property
+    def open(self) -> Ints:
+        """(grid,) Number of negatives that may or may not reach each score."""
+        return self.most - self.fewest
+
+    @property
+    def fewest_at_upper_ends(self) -> Ints:
+        """(grid + 1,) Negatives that reach the upper end of each cell, at least."""
+        return at_upper_ends(self.fewest)
+
+    @property
+    def most_above_lower_ends(self) -> Ints:
+        """(grid + 1,) Negatives that score higher than the lower end of each cell, at most."""
+        return above_lower_ends(self.total, self.most)
+
+
+class Findings(NamedTuple):
+    """The answer of a question as far as bounds of the negatives give it.
+
+    It is settled once no open position and no cell is left.
+    """
+
+    position: int | None
+    """position in the grid of the answer, unless another score is it; None if no score of the grid is an answer"""
+    open_positions: Ints
+    """positions in the grid of scores whose counts may change the answer, likely answers first"""
+    cells: Bools
+    """(grid + 1,) whether relevant scores inside each cell may be the answer"""
+
+
+@runtime_checkable
+class Question(Protocol):
+    """Asks for one relevant score, as a threshold of all pairs."""
+
+    @property
+    def counts_above(self) -> bool:
+        """Whether negatives are counted that score higher than the threshold, rather than those that reach it."""
+
+    def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
+        """Return where the answer lies or may lie, given the score grid and bounds of the negatives at its scores."""
+
+    def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
+        """Estimate how many of the highest negatives find the answer, and how many prove that no lower score is it.
+
+        Args:
+            grid: The score grid.
+            false_positives: (grid,) number of negatives that reach each of its scores, by a sample.
+            negatives: Number of all negatives, by a sample.
+        """
+
+
+@dataclass(frozen=True)
+class BestF1:
+    """Asks for the score with the best F1, the highest of several."""
+
+    counts_above: bool = False
+
+    def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
+        """See `Question.find`."""
+        lowest_f1 = f1_of(grid.reaching, negatives.most, grid.total)
+        highest_f1 = f1_of(grid.reaching, negatives.fewest, grid.total)
+        proved = lowest_f1.max(initial=0.0)
+        possible = np.flatnonzero(highest_f1 >= proved)
+        open_positions = possible[negatives.open[possible] > 0]
+        likely_first = np.argsort(-(lowest_f1 + highest_f1)[open_positions], kind="stable")
+        # The F1 of a score inside a cell, if it accepted all relevant pairs of the cell and no negative of it.
+        highest_f1_in_cells = f1_of(grid.above_lower_ends, negatives.fewest_at_upper_ends, grid.total)
+        cells = (highest_f1_in_cells >= proved) & (grid.inside_cells > 0)
+        # The highest score that may be the best. It is the answer once nothing is open.
+        position = int(possible[-1])
+        return Findings(position, open_positions[likely_first], cells)
+
+    def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
+        """See `Question.wanted`."""
+        f1 = 2 * grid.reaching / (grid.reaching + false_positives + grid.total)
+        best = f1.max()
+        # F1 is flat near its maximum: the negatives that reach the lowest of all scores that come close.
+        needed = float(false_positives[np.argmax(f1 >= 0.95 * best)])
+        # With FP negatives F1 is at most 2 R / (2 R + FP), even if all R relevant pairs are accepted. Of more negatives than
+        # 2 R (1 / best - 1) this is less than `best`.
+        proving = 2 * grid.total * (1 / best - 1)
+        return Wanted(min(needed, proving), proving)
+
+
+@dataclass(frozen=True)
+class LowestScore:
+    """Asks for the lowest relevant score from `low` to `high` at which something holds."""
+
+    holds: Holds
+    low: float = -math.inf
+    high: float = math.inf
+    counts_above: bool = False
+    """whether pairs above the score are counted; `holds` then is such that fewer relevant pairs never hurt either"""
+
+    def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
+        """See `Question.find`."""
+        counted = self._counted(grid)
+        allowed = (grid.scores >= self.low) & (grid.scores <= self.high)
+        may_hold = allowed & self.holds(counted, negatives.fewest, grid.total, negatives.total)
+        certain = np.flatnonzero(allowed & self.holds(counted, negatives.most, grid.total, negatives.total))
+        open_positions = np.flatnonzero(may_hold)
+        cells = self._possible_cells(grid, negatives) & (grid.inside_cells > 0)
+        if not len(certain):
+            return Findings(None, open_positions, cells)
+        # No score above one at which it holds is the lowest.
+        first = int(certain[0])
+        cells[first + 1 :] = False
+        open_positions = open_positions[open_positions < first]
+        if not len(open_positions) and negatives.open[first]:
+            # It holds whatever the count is, but the count is part of the answer.
+            open_positions = certain[:1]
+        return Findings(first, open_positions, cells)
+
+    def _counted(self, grid: ScoreGrid) -> Ints:
+        """Return the number of relevant pairs that are counted at each score of the grid."""
+        return grid.above if self.counts_above else grid.reaching
+
+    def _possible_cells(self, grid: ScoreGrid, negatives: NegativeBounds) -> Bools:
+        """Return whether it may hold at a score inside each cell, if the cell has a score from `low` to `high`."""
+        most_counted = grid.reaching_upper_ends if self.counts_above else grid.above_lower_ends
+        possible = self.holds(most_counted, negatives.fewest_at_upper_ends, grid.total, negatives.total)
+        return possible & (grid.upper_ends >= self.low) & (grid.lower_ends <= self.high)
+
+    def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
+        """See `Question.wanted`."""
+        holds = self.holds(self._counted(grid), false_positives, grid.total, negatives)
+        reached = np.flatnonzero(holds)
+        needed = float(false_positives[reached[0]]) if len(reached) else 0.0
+        if self.counts_above:
+            return Wanted(needed, needed)
+        # Where it does not even hold with all relevant pairs, it holds at no lower score.
+        all_relevant = np.full(len(grid.reaching), grid.total)
+        none_below = np.flatnonzero(~self.holds(all_relevant, false_positives, grid.total, negatives))
+        return Wanted(needed, float(false_positives[none_below[-1]]) if len(none_below) else 0.0)
+
+
+def at_precision(precision: float, low: float, high: float) -> LowestScore:
+    """Ask for the lowest relevant score from `low` to `high` with at least this precision."""
+
+    def holds(true_positives: Ints, false_positives: Counts, _: int, __: float) -> Bools:
+        return (true_positives > 0) & (precision_of(true_positives, false_positives) >= precision)
+
+    return LowestScore(holds, low, high)
+
+
+def at_false_match_rate(rate: float) -> LowestScore:
+    """Ask for the lowest relevant score that accepts at most this share of the negatives."""
+
+    def holds(_: Ints, false_positives: Counts, __: int, negatives: float) -> Bools:
+        return false_match_rate(false_positives, negatives) <= rate
+
+    return LowestScore(holds)
+
+
+def rates_cross(above: Ints, false_positives: Counts, relevant: int, negatives: float) -> Bools:
+    """Return where the share of relevant pairs that are rejected is not below that of negatives that are accepted."""
+    crossed: Bools = (relevant - above) / max(relevant, 1) >= false_positives / max(negatives, 1)
+    return crossed
