@@ -228,7 +228,8 @@ LINE = (
     *("candidate_buffer", "operands", "int8", "duplicates", "vectors"),
     *("chunks", "exchange", "gallery", "observers", "backends", "tile_operands", "tiles", "thresholds"),
     *("precision", "ranks", "pooled.grid", "pooled.sample", "pooled.collector", "pooled.bounds", "pooled.negatives"),
-    *("pooled.questions", "twins", "distinct", "evaluation", "pooled.search", "pooled.areas", "nearest"),
+    *("pooled.questions", "twins", "distinct_loops", "distinct", "tiled_rows", "evaluation"),
+    *("pooled.search", "pooled.areas", "nearest"),
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 

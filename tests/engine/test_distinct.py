@@ -182,7 +182,7 @@ def test_values_do_not_depend_on_which_scores_fit_into_the_budget(similarity, co
             cached.add((cache, cache_entries))
             super().__init__(*arguments, cache=cache, cache_entries=cache_entries)
 
-    monkeypatch.setattr("fewshot_callbacks.engine.evaluation.DistinctScores", Watched)
+    monkeypatch.setattr("fewshot_callbacks.engine.distinct.DistinctScores", Watched)
     case = heavy_tailed(items=900, similarity=similarity)
     sets = {"queries": case["queries"], "query_labels": case["query_labels"]}
     parts = spread(900, count, 1)

@@ -1,0 +1,144 @@
+"""The rows that tiles are computed of: all rows, or distinct rows that stand for all.
+
+An evaluation knows nothing of equal rows. It computes tiles of `TiledRows`, and asks them for the ranks of its queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from fewshot_callbacks.engine.counted_values import CountedValues
+from fewshot_callbacks.engine.distinct import DistinctRows
+from fewshot_callbacks.engine.layout import Layout
+from fewshot_callbacks.engine.pooled.sample import Sample
+from fewshot_callbacks.engine.ranks import QueryRanks, Ranks
+from fewshot_callbacks.engine.relevance import Relevance
+from fewshot_callbacks.engine.thresholds import RelevantScores, Thresholds
+from fewshot_callbacks.engine.vectors import Vectors
+
+
+@runtime_checkable
+class ScoreSource(Protocol):
+    """The exact scores of all relevant pairs, and the thresholds of what is in the tiles: queries, or distinct ones."""
+
+    def thresholds(self, batch: slice) -> Thresholds:
+        """Return the thresholds of one batch. Collective."""
+
+    def ascending(self) -> Iterator[CountedValues]:
+        """Yield the scores of all relevant pairs of this process in pieces, each of which is ascending. Collective."""
+
+    def scores_of_batch(self, batch: slice, thresholds: Thresholds) -> Iterator[tuple[CountedValues, CountedValues]]:
+        """Yield the scores of the relevant pairs of one batch, and of its negatives that are in no tile, in pieces.
+
+        Not collective.
+
+        Args:
+            batch: One of the batches.
+            thresholds: Its thresholds.
+        """
+
+    def all_listed_negatives(self) -> CountedValues:
+        """Return the exact scores of all negatives of this process that are in no tile; only if thresholds are cached."""
+
+    def listed_negatives(self) -> Iterator[CountedValues]:
+        """Yield the exact scores of the negatives of this process that are in no tile, in pieces. Collective."""
+
+    def release_thresholds(self) -> None:
+        """Free cached thresholds."""
+
+
+@runtime_checkable
+class TiledRows(Protocol):
+    """The rows that tiles are computed of, and the way from their ranks to those of all queries."""
+
+    @property
+    def vectors(self) -> Vectors:
+        """The rows of the tiles."""
+
+    @property
+    def relevance(self) -> Relevance:
+        """The relevance of the rows of the tiles. No tile counts the pairs in its lists."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that they take beside the vectors of the evaluation."""
+
+    @property
+    def derived_ranks(self) -> int | None:
+        """Number of ranks of this process that are derived from those of the rows of the tiles; None if none are derived."""
+
+    def scores(self, batches: Sequence[slice], layout: Layout, *, places: bool) -> ScoreSource:
+        """Return the exact scores of all relevant pairs.
+
+        Args:
+            batches: The rows of each batch; as many batches in every process.
+            layout: Decides what is cached.
+            places: Whether the thresholds come with their places in the lists.
+        """
+
+    def all_negatives(self, pairs_in_tiles: float, sample: Sample) -> float:
+        """Return about how many negatives of all queries and items of all processes there are.
+
+        Args:
+            pairs_in_tiles: Number of pairs of the rows of the tiles.
+            sample: A sample of the negatives.
+        """
+
+    def ranks_of_queries(
+        self, batch: slice, thresholds: Thresholds, ranks: Ranks, pairs: int, *, places: bool
+    ) -> Iterator[QueryRanks]:
+        """Yield the ranks of all queries of a batch, some queries at a time.
+
+        Args:
+            batch: The rows of the batch.
+            thresholds: Their thresholds.
+            ranks: What the tiles have counted at these thresholds. It may be changed in place, so this is called once.
+            pairs: Number of list entries at a time; one query at least.
+            places: Whether the ranks come with the places of the items in the lists of their queries.
+        """
+
+
+class AllRows:
+    """All rows, each of which stands for itself.
+
+    Args:
+        vectors: Queries and gallery.
+        relevance: Their relevance.
+    """
+
+    bytes = 0
+    derived_ranks = None
+
+    def __init__(self, vectors: Vectors, relevance: Relevance) -> None:
+        self.vectors = vectors
+        self.relevance = relevance
+
+    def scores(self, batches: Sequence[slice], layout: Layout, *, places: bool) -> RelevantScores:
+        """See `TiledRows.scores`."""
+        return RelevantScores(self.vectors, self.relevance, batches, cache=layout.cache_scores, places=places)
+
+    def all_negatives(self, pairs_in_tiles: float, sample: Sample) -> float:
+        """See `TiledRows.all_negatives`: the few relevant pairs are counted as well."""
+        del sample
+        return pairs_in_tiles
+
+    def ranks_of_queries(
+        self, batch: slice, thresholds: Thresholds, ranks: Ranks, pairs: int, *, places: bool
+    ) -> Iterator[QueryRanks]:
+        """See `TiledRows.ranks_of_queries`: the tiles have counted all."""
+        del thresholds, pairs, places
+        yield QueryRanks(np.arange(batch.start, batch.stop), ranks)
+
+
+def tiled_rows(vectors: Vectors, relevance: Relevance, memory: float) -> TiledRows:
+    """Return the rows that tiles are computed of: distinct rows where they pay, else all. Collective.
+
+    Args:
+        vectors: Queries and gallery.
+        relevance: Their relevance.
+        memory: Budget in bytes beyond the vectors.
+    """
+    return DistinctRows.where_they_pay(vectors, relevance, memory) or AllRows(vectors, relevance)
