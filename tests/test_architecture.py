@@ -225,7 +225,7 @@ def test_every_test_file_says_what_it_holds():
 ENGINE = PACKAGE / "engine"
 LINE = (
     *("options", "compiled", "layout", "exact", "relevance", "counting", "counted_values", "device"),
-    *("candidate_buffer", "operands", "int8", "duplicates", "vectors"),
+    *("candidate_buffer", "operands", "int8", "scale", "operand_rows", "duplicates", "vectors", "shared_layout"),
     *("chunks", "exchange", "gallery", "observers", "backends", "tile_operands", "tiles", "thresholds"),
     *("precision", "ranks", "pooled.grid", "pooled.sample", "pooled.collector", "pooled.bounds", "pooled.negatives"),
     *("pooled.questions", "twins", "distinct_loops", "distinct", "tiled_rows", "evaluation"),

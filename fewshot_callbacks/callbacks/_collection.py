@@ -170,8 +170,8 @@ class Collection:
         # what other processes know, asked once
         self._has_agreed = False
         self._dealings: dict[Side, Dealing] = {}
-        # Members that have begun this validation. While there are none, nothing is held: items come after `begin`, and this
-        # method drops both.
+        # Members that have begun this validation, compared by identity. It is empty if and only if no items are held: items
+        # come after `begin`, and this method drops both.
         self._begun: list[Member] = []
         # members that need no more of a side, and those that have finished
         self._done: dict[Side, list[Member]] = defaultdict(list)
@@ -225,8 +225,8 @@ class Collection:
     def begin(self, member: Member, trainer: Trainer) -> None:
         """Begin a validation. *Collective*.
 
-        A member that begins a second time shows that the validation before was aborted, by an error that was caught inside
-        the run: what is left of it is dropped.
+        If a member begins a second time, the validation before was aborted: an error was caught inside the run, so that no
+        `on_exception` came. What is left of that validation is dropped.
         """
         if not self._begun or member in self._begun:
             self._clear()

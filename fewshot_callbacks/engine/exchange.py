@@ -51,6 +51,35 @@ class _Round(NamedTuple):
     first_step: int
 
 
+def queries_of_symmetric_chunk(plan: ChunkPlan, rank: int, source: int, chunk: int) -> slice:
+    """Return the queries of a process that it compares with a chunk of another one, where queries and items are one set.
+
+    Both processes receive the items of the other, and so each pair of their items. One of the two computes it:
+
+                                           item of the higher rank
+                                           in its first half    in its second half
+        item of the    in its first half   lower rank           higher rank
+        lower rank     in its second half  higher rank          lower rank
+
+    The process of the lower rank has its queries in the rows of this table, and the chunk in a column. So it compares the
+    queries of the half that the chunk has among the items of its sender. The process of the higher rank has its queries in
+    the columns, and the chunk in a row. So it compares the queries of the other half.
+
+    Each process then computes half of the pairs, and about the same number with every chunk that it receives.
+
+    Args:
+        plan: How the items of all processes are cut into chunks.
+        rank: The process whose queries are returned.
+        source: The process whose items are in the chunk.
+        chunk: Number of the chunk.
+    """
+    queries = plan.items[rank]
+    first_half = slice(0, plan.first_half_stop(rank))
+    second_half = slice(plan.first_half_stop(rank), queries)
+    is_lower_rank = rank < source
+    return first_half if plan.is_in_first_half(chunk) == is_lower_rank else second_half
+
+
 class RemoteExchange:
     """Receives the items of all other processes, and sends the items of this one to them. All methods are collective.
 
@@ -81,7 +110,10 @@ class RemoteExchange:
                 yield from self._swap(this_round, chunk, own_items, own_rows)
 
     def _rounds(self) -> Iterator[_Round]:
-        """Yield the rounds: in round r, items go r ranks down."""
+        """Yield the rounds: in round r, each process sends to the process r ranks below, and receives from r ranks above.
+
+        So items arrive in the order of their numbers (`gather_in_item_order`): those of the next rank first.
+        """
         rank = self.processes.rank
         count = self.processes.count
         first_item = self.vectors.items
@@ -101,7 +133,9 @@ class RemoteExchange:
         if received is not None:
             rows, *thresholds = received
             first_item = first_item_of_source + self.plan.slice_of(source, chunk).start
-            queries = self._queries_compared_here(chunk, source)
+            queries = all_queries(self.vectors)
+            if self.symmetric:
+                queries = queries_of_symmetric_chunk(self.plan, self.processes.rank, source, chunk)
             remote = Chunk(
                 self.vectors.with_gallery(rows, first_item), first_item, False, queries, self.counter is not None
             )
@@ -123,29 +157,6 @@ class RemoteExchange:
             return None
         thresholds = [] if self.counter is None else self.counter.export_thresholds(own_items)
         return [own_rows, *thresholds]
-
-    def _queries_compared_here(self, chunk: int, source: int) -> slice:
-        """Return the queries that are compared here with a chunk of another process: half of them in a symmetric set.
-
-        Both processes receive the items of the other. Each pair is computed in one of them, named by its rank:
-
-                                       items of the higher rank
-                                       first half    second half
-            items of the   first half    lower         higher
-            lower rank    second half    higher        lower
-
-        So each process computes half of the pairs, and about the same number with every chunk that it receives. In a
-        symmetric set the queries are the items. So the query where the second half of the queries begins here is the first
-        item of the chunk `half` that this process sends.
-        """
-        if not self.symmetric:
-            return all_queries(self.vectors)
-        half = self.plan.chunks // 2
-        queries = len(self.vectors.pairs.queries)
-        middle = self.plan.slice_of(self.processes.rank, half).start
-        in_first_half = chunk < half
-        is_lower_rank = self.processes.rank < source
-        return slice(0, middle) if in_first_half == is_lower_rank else slice(middle, queries)
 
     def _exchange(self, arrays: Arrays | None, destination: int, source: int) -> Arrays | None:
         """Send arrays to one process and return those that another one sends; None stands for nothing."""

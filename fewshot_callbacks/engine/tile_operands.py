@@ -11,9 +11,10 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from fewshot_callbacks.engine.backends import TileBackend
+from fewshot_callbacks.engine.operand_rows import OperandRows
 from fewshot_callbacks.engine.operands import Operand
 from fewshot_callbacks.engine.options import Precision
-from fewshot_callbacks.engine.vectors import GALLERY, QUERIES, Vectors
+from fewshot_callbacks.engine.vectors import Vectors
 
 # Returns the operand of some items of a chunk, given where they lie in the chunk, and the room of the thread that asks.
 ItemRows = Callable[[slice, Operand | None], Operand]
@@ -51,8 +52,10 @@ def tile_operands(vectors: Vectors, precision: Precision, backend: TileBackend, 
     """
     if not cached:
         return RecomputedOperands(vectors, precision, backend)
-    queries = backend.place(vectors.operand(QUERIES, precision))
-    items = queries if vectors.sides == 1 else backend.place(vectors.operand(GALLERY, precision))
+    queries = backend.place(vectors.query_rows.operand(precision))
+    items = queries
+    if vectors.item_rows is not vectors.query_rows:
+        items = backend.place(vectors.item_rows.operand(precision))
     return CachedOperands(vectors, precision, backend, queries, items)
 
 
@@ -86,7 +89,7 @@ class CachedOperands:
     def items_of(self, vectors: Vectors) -> ItemRows:
         """Return a function that returns the operand of some items of a chunk. It is computed here if it is not cached."""
         in_memory = vectors is self._vectors
-        items = self._items if in_memory else self._backend.place(vectors.operand(GALLERY, self._precision))
+        items = self._items if in_memory else self._backend.place(vectors.item_rows.operand(self._precision))
 
         def item_rows(rows: slice, room: Operand | None) -> Operand:
             return items.take(rows)
@@ -110,29 +113,29 @@ class RecomputedOperands:
     """
 
     def __init__(self, vectors: Vectors, precision: Precision, backend: TileBackend) -> None:
-        self._vectors = vectors
+        self._queries = vectors.query_rows
         self._precision: Precision = precision
         self._backend = backend
 
     def new_room(self, rows: int) -> Operand:
         """Return the room in which one thread recomputes some rows."""
-        return self._vectors.new_operand(rows, self._precision)
+        return self._queries.new_operand(rows, self._precision)
 
     def query_rows(self, rows: slice, room: Operand | None) -> Operand:
         """Return the operand of some queries, in a room if there is one."""
-        return self._compute(self._vectors, QUERIES, rows, room)
+        return self._compute(self._queries, rows, room)
 
     def items_of(self, vectors: Vectors) -> ItemRows:
         """Return a function that returns the operand of some items of a chunk, in a room if there is one."""
-        return partial(self._compute, vectors, GALLERY)
+        return partial(self._compute, vectors.item_rows)
 
     def in_float16(self) -> None:
         """Return nothing: there is no operand to convert."""
 
-    def _compute(self, vectors: Vectors, side: int, rows: slice, room: Operand | None) -> Operand:
+    def _compute(self, side: OperandRows, rows: slice, room: Operand | None) -> Operand:
         number = rows.stop - rows.start
         if room is None:
             room = self.new_room(number)
         computed = room.take(slice(0, number))
-        vectors.fill(side, rows, computed)
+        side.fill(rows, computed)
         return self._backend.place(computed)

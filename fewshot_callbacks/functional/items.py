@@ -25,7 +25,8 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.duplicates import first_duplicates
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
-from fewshot_callbacks.engine.vectors import Vectors, check_similarity
+from fewshot_callbacks.engine.scale import check_similarity
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
 from fewshot_callbacks.functional._reading import (
@@ -278,7 +279,7 @@ class ItemSets:
         gallery = None if self.is_one_set else self.gallery.rows
         hashes = (self.queries.hashes, self.gallery.hashes)
         rows = as_one_tensor(self.queries.rows)
-        return Vectors(rows, gallery, self.similarity, threads=threads, processes=self.processes, hashes=hashes)
+        return Vectors.of(rows, gallery, self.similarity, threads=threads, processes=self.processes, hashes=hashes)
 
     def rules(self) -> Rules:
         """Return which items are no candidates of the queries of this process. *Collective*."""

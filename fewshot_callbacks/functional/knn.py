@@ -104,6 +104,7 @@ class Votes(NamedTuple):
     """
 
     query: Int[np.ndarray, "votes"]
+    """position of the query among those of this block, ascending from 0 without gaps: each of them has a vote"""
     row: Int[np.ndarray, "votes"]
     """number of the neighbour's row among the distinct rows of the gallery"""
     voted: Int[np.ndarray, "votes"]
@@ -123,15 +124,19 @@ class Votes(NamedTuple):
 
         It is 1 for the nearest items. Items that tie for the last slots share these, and all others fill none.
         """
-        begins = self.begins
-        is_new_score = begins | np.append(True, self.score[1:] != self.score[:-1])
-        # A level holds the votes of one query with equal scores.
-        level = np.cumsum(is_new_score) - 1
-        items = np.bincount(level, self.items)
-        nearer = np.cumsum(items) - items
-        nearer -= nearer[level[begins]][self.query[is_new_score]]
+        is_first_of_query = self.begins
+        # Scores are exact: those of equal distances are equal bit for bit.
+        is_first_of_level = is_first_of_query | np.append(True, self.score[1:] != self.score[:-1])
+        # A level is the votes of one query with equal scores: votes of scores 0.9, 0.9, 0.8 of query 0 and 0.7 of query 1
+        # have the levels 0, 0, 1 and 2.
+        level_of_vote = np.cumsum(is_first_of_level) - 1
+        query_of_level = self.query[is_first_of_level]
+        first_level_of_query = level_of_vote[is_first_of_query]
+        items_of_level = np.bincount(level_of_vote, self.items)
+        items_before_level = np.cumsum(items_of_level) - items_of_level  # of all queries
+        nearer_items = items_before_level - items_before_level[first_level_of_query][query_of_level]
         for k in ks:
-            yield np.clip((k - nearer) / np.maximum(items, 1), 0, 1)[level]
+            yield np.clip((k - nearer_items) / np.maximum(items_of_level, 1), 0, 1)[level_of_vote]
 
 
 @default_mode()

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.nearest import NearestItems, nearest_items, pairs_from
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Floats, Vectors, check_similarity
+from fewshot_callbacks.engine.scale import Floats, check_similarity
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import (
     as_tensor,
@@ -377,7 +378,7 @@ def near_duplicates(
                 vectors,
                 rules.self_match,
                 rules.codes,
-                float(vectors.from_user(threshold)),
+                float(vectors.scale.from_user(threshold)),
                 most,
                 memory,
                 (sets.queries.places.numpy(), rules.places),
@@ -424,7 +425,7 @@ def compared_vectors(call: str, name: str, value: Any, similarity: Similarity, c
 
 def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
     """Return exact scores in the units of the data; NaN for -inf."""
-    return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores)))
+    return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.scale.to_user(scores)))
 
 
 def search(vectors: Vectors, rules: Rules, k: int, memory: float) -> NearestItems:

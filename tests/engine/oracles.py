@@ -119,7 +119,7 @@ def prepared(case, threads=1):
     others = labels if one else case["gallery_labels"].numpy()
     own = np.arange(len(labels), dtype=np.int32) if one else np.full(len(labels), -1, np.int32)
     relevance = Relevance(Lists.of_labels(labels, others), own, codes_of(case), symmetric=one)
-    return Vectors(case["queries"], case.get("gallery"), case["similarity"], threads=threads), relevance
+    return Vectors.of(case["queries"], case.get("gallery"), case["similarity"], threads=threads), relevance
 
 
 def scores_of(case):

@@ -48,7 +48,7 @@ def check_decisions(case, request, **road):
     tp, fp = reaching(positives, scores), reaching(negatives, scores)
 
     def user(score):
-        return float(vectors.to_user(np.array([score]))[0])
+        return float(vectors.scale.to_user(np.array([score]))[0])
 
     def same(point, threshold, tp, fp):
         assert (point.threshold, point.true_positives, point.false_positives) == (threshold, tp, fp)
@@ -57,7 +57,7 @@ def check_decisions(case, request, **road):
     f1 = 2 * tp / (tp + fp + len(positives))
     best = np.flatnonzero(f1 == f1.max())[-1]
     same(found.best_f1, user(scores[best]), tp[best], fp[best])
-    low, high = (float(vectors.from_user(bound)) for bound in request.allowed_thresholds)
+    low, high = (float(vectors.scale.from_user(bound)) for bound in request.allowed_thresholds)
     tried = np.unique(np.append(positives[(positives >= low) & (positives <= high)], high))
     tried = tried[np.isfinite(tried)]
     tried_tp, tried_fp = reaching(positives, tried), reaching(negatives, tried)
@@ -72,7 +72,7 @@ def check_decisions(case, request, **road):
             assert math.isnan(point.threshold)
             assert point.recall == 0
     for threshold in request.thresholds:
-        score = float(vectors.from_user(threshold))
+        score = float(vectors.scale.from_user(threshold))
         same(found.at_threshold[threshold], threshold, (positives >= score).sum(), (negatives >= score).sum())
     for rate in request.false_match_rates:
         allowed = np.flatnonzero(fp / max(len(negatives), 1) <= rate)
@@ -94,7 +94,9 @@ def check_decisions(case, request, **road):
     if request.equal_error_rate and len(negatives):
         assert found.equal_error_rate == pytest.approx(equal_error_rate(positives, negatives), abs=1e-12)
     for threshold, precision, recall in found.curve:
-        exact_tp, exact_fp = ((some >= float(vectors.from_user(threshold))).sum() for some in (positives, negatives))
+        exact_tp, exact_fp = (
+            (some >= float(vectors.scale.from_user(threshold))).sum() for some in (positives, negatives)
+        )
         assert recall == exact_tp / len(positives)
         assert done.negatives.cutoff > -np.inf or precision == exact_tp / (exact_tp + exact_fp)
     return found

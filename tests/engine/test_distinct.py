@@ -244,7 +244,7 @@ def test_all_rows_are_compared_where_distinct_ones_do_not_pay(kind):
         relevance = Relevance(Lists.of_labels(labels, labels), np.full(32, -1, np.int32))
         stored = StoredRows(rows.numpy(), 1000)
         with computing():
-            assert DistinctRows.where_they_pay(Vectors(rows, stored, "cosine"), relevance, 1e8) is None
+            assert DistinctRows.where_they_pay(Vectors.of(rows, stored, "cosine"), relevance, 1e8) is None
         return
     assert distinct_rows(case, memory=100 if kind == "no memory" else 1e8) is None
     assert counted(case, memory=100 if kind == "no memory" else 1e8) == truth_of(case).counts()

@@ -13,8 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.engine.exact import float64_score
+from fewshot_callbacks.engine.int8 import largest_exact_int8
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing, engine_options
+from fewshot_callbacks.engine.precision import further_precisions
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
@@ -26,7 +28,7 @@ DTYPES = (np.float32, np.float64)
 
 
 def of(queries, gallery, similarity, threads=1):
-    return Vectors(
+    return Vectors.of(
         torch.from_numpy(queries), None if gallery is None else torch.from_numpy(gallery), similarity, threads=threads
     )
 
@@ -39,7 +41,7 @@ def scores(queries, gallery, similarity):
     chance = np.random.default_rng(0).permutation(len(rows))
     assert np.array_equal(made.exact(rows[chance], columns[chance]), exact.reshape(-1)[chance])
     assert np.abs(exact).max(initial=0) <= 1
-    return made.to_user(exact)
+    return made.scale.to_user(exact)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -182,10 +184,12 @@ def test_what_a_user_reads_is_read_back(similarity, scale):
     kind, dtype = ("codes", np.int8) if similarity == "hamming" else ("mixed", np.float64)
     made = of((vectors(kind, 30, 12) * (1 if similarity == "hamming" else scale)).astype(dtype), None, similarity)
     exact = exact_rows(made)
-    assert np.array_equal(made.from_user(made.to_user(exact)), exact) or scale == 1e300  # where they are infinite
-    assert made.from_user([math.inf, -math.inf]).tolist() == [math.inf, -math.inf]
-    assert np.isnan(made.to_user(np.array([np.nan]))).all()
-    assert similarity != "euclidean" or made.from_user(0.5) == math.inf  # no distance is negative
+    assert (
+        np.array_equal(made.scale.from_user(made.scale.to_user(exact)), exact) or scale == 1e300
+    )  # where they are infinite
+    assert made.scale.from_user([math.inf, -math.inf]).tolist() == [math.inf, -math.inf]
+    assert np.isnan(made.scale.to_user(np.array([np.nan]))).all()
+    assert similarity != "euclidean" or made.scale.from_user(0.5) == math.inf  # no distance is negative
 
 
 # ----------------------------------------------------------------------------------------------------------- estimates
@@ -218,7 +222,7 @@ class Seen:
 def estimates_of(vectors, precision, *, mutual=False, on=None):
     queries, items = len(vectors.pairs.queries), len(vectors.pairs.gallery)
     own = np.arange(queries, dtype=np.int32) if mutual else np.full(queries, -1, np.int32)
-    layout = plan_layout(10**8, queries, items, vectors.columns, 0)._replace(height=7, width=14)
+    layout = plan_layout(10**8, queries, items, vectors.scale.columns, 0)._replace(height=7, width=14)
     shown = Estimates(vectors, Relevance(Lists.none(queries), own), precision, layout, symmetric=mutual, device=on)
     seen = Seen(shown)
     shown.show(seen)
@@ -243,11 +247,25 @@ def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similar
         with computing():
             made = of(left.astype(dtype), gallery, similarity)
             exact = exact_rows(made)
-            for precision in ("float32", "float64", *made.precisions()):
+            for precision in ("float32", "float64", *further_precisions(made.scale.dim)):
                 for on in (None, torch.device("cpu"))[: 1 + (precision != "int8")]:
                     off = np.abs(estimates_of(made, precision, mutual=gallery is None, on=on) - exact)
                     assert (off <= made.error_bounds(precision)[:, None]).all(), precision
-                    assert gallery is not None or (off <= made.error_bounds(precision, -1)).all(), precision
+                    assert gallery is not None or (off <= made.error_bounds_of_items(precision)).all(), precision
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_aligned_remainders_attain_the_error_bound_of_int8(similarity):
+    """What rounding leaves of a query is parallel to the item, and what it leaves of the item to the rounded query."""
+    largest = largest_exact_int8()
+    if not largest:
+        pytest.skip("this processor does not multiply int8 exactly")
+    step = 0.499 / largest  # which rounds to zero
+    for sign in (1, -1):
+        made = of(np.array([[1.0, sign * step]]), np.array([[step, sign * 1.0]]), similarity)
+        off = np.abs(estimates_of(made, "int8", mutual=False) - exact_rows(made))
+        bound = made.error_bounds("int8")
+        assert 0.95 * bound[0] <= off[0, 0] <= bound[0]
 
 
 @dataclass
@@ -304,7 +322,7 @@ def test_errors_are_those_of_the_theory(similarity, dim):
     made = of(queries, gallery, similarity)
     lengths = np.ones(7)
     if similarity == "dot":
-        lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(gallery, axis=1).max() * made.from_user(1.0)
+        lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(gallery, axis=1).max() * made.scale.from_user(1.0)
     for precision, roundoff in (("float16", 2.0**-11), ("float32", 2.0**-24), ("float64", 2.0**-53)):
         # of the sum (Higham, section 3.1), of each operand and of the result
         terms = {"float16": 2}.get(precision, dim + 2) * roundoff
@@ -341,17 +359,17 @@ def test_some_queries_or_other_items_have_the_scores_and_bounds_of_the_whole(sim
         whole = of(queries, gallery, similarity)
         exact = exact_rows(whole)
         for coded in (False, True):
-            if coded and "int8" in whole.precisions():
+            if coded and "int8" in further_precisions(whole.scale.dim):
                 whole.error_bounds("int8")  # what was made of all rows serves their parts
             visited, taken = whole.with_gallery(whole.pairs.gallery[others], 30), whole.take(some, others)
             parts = ((visited, exact[:, others], slice(None)), (taken, exact[np.ix_(some, others)], some))
             for part, wanted, chosen in parts:
                 assert np.array_equal(exact_rows(part), wanted)
-                assert np.array_equal(part.to_user(wanted), whole.to_user(wanted))
-                for precision in ("float32", "float64", *whole.precisions()):
+                assert np.array_equal(part.scale.to_user(wanted), whole.scale.to_user(wanted))
+                for precision in ("float32", "float64", *further_precisions(whole.scale.dim)):
                     assert np.array_equal(part.error_bounds(precision), whole.error_bounds(precision)[chosen])
                     assert not one_set or np.array_equal(
-                        part.error_bounds(precision, -1), whole.error_bounds(precision, -1)[others]
+                        part.error_bounds_of_items(precision), whole.error_bounds_of_items(precision)[others]
                     )
                     off = np.abs(estimates_of(part, precision) - wanted)
                     assert (off <= part.error_bounds(precision)[:, None]).all()
@@ -362,7 +380,7 @@ def test_what_a_part_finds_out_first_is_not_taken_for_that_of_the_whole(similari
     rows = vectors("real", 40, 24).astype(np.float32)
     with computing():
         whole, other = of(rows, None, similarity), of(rows, None, similarity)
-        if "int8" not in whole.precisions():
+        if "int8" not in further_precisions(whole.scale.dim):
             pytest.skip("This processor does not multiply int8.")
         chosen = np.arange(1)
         whole.take(chosen, chosen).error_bounds("int8")

@@ -30,7 +30,7 @@ def groups_of(items, seed):
 
 
 def found(queries, gallery, similarity, k, *, memory=2.0**29, codes=(), places=None, **options):
-    vectors = Vectors(queries, gallery, similarity, **options)
+    vectors = Vectors.of(queries, gallery, similarity, **options)
     if places is None:
         places = np.arange(vectors.items, dtype=np.int32)
     self_match = np.full(len(queries), -1, np.int32)
@@ -111,7 +111,7 @@ def test_one_set_is_compared_alike_with_and_without_symmetry():
     rows = rows_with_ties(ITEMS, 10)
     self_match = np.arange(ITEMS, dtype=np.int32)
     symmetric, not_symmetric = (
-        nearest_items(Vectors(rows, gallery, "cosine"), self_match, [], 7, 2.0**29, self_match)
+        nearest_items(Vectors.of(rows, gallery, "cosine"), self_match, [], 7, 2.0**29, self_match)
         for gallery in (None, rows)
     )
     assert_equal(symmetric, not_symmetric)
@@ -121,8 +121,8 @@ def test_one_set_is_compared_alike_with_and_without_symmetry():
 def test_known_hashes_find_the_same_duplicates(scale):
     """Rows out of range are divided by a power of two, so that their hashes are other ones."""
     rows = scale * rows_with_ties(ITEMS, 11, torch.float64)
-    plain = Vectors(rows, None, "euclidean")
-    known = Vectors(rows, None, "euclidean", hashes=(row_hashes(rows.numpy()), None))
+    plain = Vectors.of(rows, None, "euclidean")
+    known = Vectors.of(rows, None, "euclidean", hashes=(row_hashes(rows.numpy()), None))
     np.testing.assert_array_equal(known.pairs.query_first_duplicate, plain.pairs.query_first_duplicate)
     assert len(np.unique(known.pairs.query_first_duplicate)) < ITEMS
 

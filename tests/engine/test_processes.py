@@ -1,5 +1,6 @@
 """However the items are spread over processes: the report is that of one process, and what happens to one happens to all."""
 
+import itertools
 import math
 import signal
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks import DEFAULT_METRICS, InputError
 from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError
-from fewshot_callbacks.engine.chunks import LEAST_CHUNKS, gather_in_item_order
+from fewshot_callbacks.engine.chunks import LEAST_CHUNKS, ChunkPlan, gather_in_item_order
 from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.exchange import queries_of_symmetric_chunk
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing, engine_options
 from fewshot_callbacks.engine.ranks import RankCounter
@@ -102,7 +104,7 @@ def part_of(case, own, processes, threads=1):
     """Vectors and relevance of the items of one process."""
     rows, labels = case["queries"][own], case["query_labels"][own]
     inputs = collect_inputs("call", Share(processes, own), rows, labels, None, None)
-    return Vectors(inputs.queries.rows, None, "cosine", threads=threads, processes=processes), inputs.relevance()[0]
+    return Vectors.of(inputs.queries.rows, None, "cosine", threads=threads, processes=processes), inputs.relevance()[0]
 
 
 def test_budgets_and_threads_that_differ():
@@ -382,3 +384,14 @@ def test_alone():
     assert ALONE.placed(torch.tensor([5, 6]), torch.tensor([1, 0]), 2).tolist() == [6, 5]
     with pytest.raises(KeyError), ALONE.together():
         raise KeyError
+
+
+@given(st.lists(st.integers(0, 23), min_size=2, max_size=4), st.integers(LEAST_CHUNKS, 9))
+def test_each_pair_of_two_processes_of_one_set_is_computed_in_one_of_them(items, chunks):
+    plan = ChunkPlan(items, chunks, 0)
+    for low, high in itertools.combinations(range(len(items)), 2):
+        times = np.zeros((items[low], items[high]), int)
+        for chunk in range(chunks):
+            times[queries_of_symmetric_chunk(plan, low, high, chunk), plan.slice_of(high, chunk)] += 1
+            times[plan.slice_of(low, chunk), queries_of_symmetric_chunk(plan, high, low, chunk)] += 1
+        assert (times == 1).all()

@@ -12,7 +12,7 @@ from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.engine.pooled.grid import ScoreGrid
 from fewshot_callbacks.engine.pooled.questions import NegativeBounds, precision_of
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.scale import Floats
 
 
 class _RelevantGroup(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from fewshot_callbacks.engine.counted_values import NO_VALUES, CountedValues, first_reaching
 from fewshot_callbacks.engine.pooled.grid import GridCounts
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.scale import Floats
 
 
 class CountBounds(NamedTuple):

@@ -15,8 +15,8 @@ from fewshot_callbacks.engine.layout import EVERY
 from fewshot_callbacks.engine.observers import Tile
 from fewshot_callbacks.engine.pooled.sample import Sample
 from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.scale import Floats
 from fewshot_callbacks.engine.tiles import Estimates
-from fewshot_callbacks.engine.vectors import Floats
 from fewshot_callbacks.files.journal import Arrays
 
 # Bins of a histogram: about as fine as errors of float32 allow. They take 0.25 MB for each thread, which stay in the cache
@@ -78,7 +78,7 @@ class Collector:
         self.bins = bins
         self.coarse = estimates.precision in ("int8", "float16") and not estimates.vectors.pairs.exact_estimates
         # error bound of a sum in float64 of scores in [-1, 1], see `float64_score`
-        sum_error_bound = 2.1 * (estimates.vectors.dim + 16) * 2.0**-53
+        sum_error_bound = 2.1 * (estimates.vectors.scale.dim + 16) * 2.0**-53
         self.error_bound = (
             sum_error_bound if self.coarse else estimates.largest_error_bound * ERROR_FACTOR
         ) + 2.0**-125
@@ -224,11 +224,11 @@ def range_of_binary_codes(estimates: Estimates) -> tuple[float, float] | None:
         None for other rows, and for codes of more than `HISTOGRAM_BINS` - 4 bits.
     """
     vectors = estimates.vectors
-    if not vectors.pairs.exact_estimates or vectors.dim + 1 > HISTOGRAM_BINS - 3:
+    if not vectors.pairs.exact_estimates or vectors.scale.dim + 1 > HISTOGRAM_BINS - 3:
         return None
     # Each position at which two codes differ lowers their score by 2 units.
-    lowest = -(vectors.dim + 1) * vectors.unit
-    return lowest, lowest + (HISTOGRAM_BINS - 3) * 2 * vectors.unit
+    lowest = -(vectors.scale.dim + 1) * vectors.scale.unit
+    return lowest, lowest + (HISTOGRAM_BINS - 3) * 2 * vectors.scale.unit
 
 
 def _histogram_range(scores: Floats, estimates: Estimates) -> tuple[float, float]:

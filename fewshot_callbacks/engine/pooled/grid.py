@@ -15,7 +15,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.counted_values import CountedValues
 from fewshot_callbacks.engine.counting import FloatArray
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.scale import Floats
 
 # Yields the scores of all relevant pairs of this process, in pieces.
 RelevantPieces = Callable[[], Iterable[CountedValues]]

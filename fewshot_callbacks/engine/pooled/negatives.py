@@ -16,8 +16,8 @@ from fewshot_callbacks.engine.pooled.sample import Sample
 from fewshot_callbacks.engine.precision import OPEN_PRICE_OF_RECOUNT, cheapest, possible_precisions, recorded
 from fewshot_callbacks.engine.ranks import recount
 from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.scale import Floats
 from fewshot_callbacks.engine.tiles import Estimates
-from fewshot_callbacks.engine.vectors import Floats
 
 
 class Negatives:
@@ -95,8 +95,8 @@ class Negatives:
             edges: (bins,) lower edge of each bin, one unit below its score.
             reaching: (bins,) number of scores that reach each edge; that of the first counts masked pairs, too.
         """
-        counts = self.estimates.directions * reaching[1 : self.estimates.vectors.dim + 2]
-        scores = edges[1 : self.estimates.vectors.dim + 2] + self.estimates.vectors.unit
+        counts = self.estimates.directions * reaching[1 : self.estimates.vectors.scale.dim + 2]
+        scores = edges[1 : self.estimates.vectors.scale.dim + 2] + self.estimates.vectors.scale.unit
         self._add_counts(scores, counts, np.append(counts[1:], 0))
 
     def _summed(self, values: Ints) -> Ints:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.pooled.collector import Wanted
 from fewshot_callbacks.engine.pooled.grid import ScoreGrid, above_lower_ends, at_upper_ends
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.scale import Floats
 
 Bools = NDArray[np.bool_]
 Counts = Ints | Floats

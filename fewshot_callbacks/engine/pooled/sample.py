@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.scale import Floats
 
 
 class Sample(NamedTuple):

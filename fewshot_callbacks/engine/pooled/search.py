@@ -12,7 +12,7 @@ from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.engine.pooled.collector import SLACK
 from fewshot_callbacks.engine.pooled.questions import Bools, Findings, NegativeBounds, Question
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.scale import Floats
 
 # Of the open scores of a question the most likely answers are closed first, and a few spaced scores. As a rule these settle
 # the question. With 2**16, random labels of 31,730 items took a third pass; 2**19 takes a tenth longer.

@@ -141,7 +141,7 @@ class _Points:
 
     def at_threshold(self, threshold: float) -> OperatingPoint:
         """Return the point at a threshold in the units of the data."""
-        accepted = self._search.accepted(float(self._vectors.from_user(threshold)))
+        accepted = self._search.accepted(float(self._vectors.scale.from_user(threshold)))
         return self._point(threshold, accepted)
 
     def at_precision(
@@ -158,7 +158,7 @@ class _Points:
             return self._point_of(answer)
         # Of the thresholds between two relevant scores none accepts fewer negatives than the highest.
         _, largest = allowed_thresholds
-        accepted = self._search.accepted(float(self._vectors.from_user(largest)))
+        accepted = self._search.accepted(float(self._vectors.scale.from_user(largest)))
         pairs = accepted.true_positives + accepted.false_positives
         if math.isfinite(largest) and pairs > 0 and accepted.true_positives / pairs >= precision:
             return self._point(largest, accepted)
@@ -211,7 +211,7 @@ class _Points:
         positions = np.unique(first_with_at_most(recall, np.linspace(1, 0, CURVE_POINTS)))
         fewest, most = self._negatives.bounds(grid.scores[positions])
         precision = grid.reaching[positions] / (grid.reaching[positions] + (fewest + most) / 2)
-        thresholds = self._vectors.to_user(grid.scores[positions])
+        thresholds = self._vectors.scale.to_user(grid.scores[positions])
         # from the highest threshold down, so by ascending recall
         columns = (thresholds[::-1].tolist(), precision[::-1].tolist(), recall[positions][::-1].tolist())
         return tuple(zip(*columns, strict=True))
@@ -225,7 +225,7 @@ def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
         request: The requested operating points.
     """
     search = ThresholdSearch(pooled)
-    low, high = (float(score) for score in pooled.vectors.from_user(request.allowed_thresholds))
+    low, high = (float(score) for score in pooled.vectors.scale.from_user(request.allowed_thresholds))
     # in the order of `PooledRequest.questions`
     answers = iter(search.answers(request.questions(low, high)))
     points = _Points(search)
@@ -256,7 +256,7 @@ def _areas(pooled: PooledPairs, search: ThresholdSearch, request: PooledRequest)
     """Return the area under the precision-recall curve, and under the ROC curve if it is requested. Collective."""
     areas = PooledAreas(pooled, search.grid)
     # Codes have few distinct scores, all of which can be closed.
-    is_exact = request.average_precision or pooled.vectors.similarity == "hamming"
+    is_exact = request.average_precision or pooled.vectors.scale.similarity == "hamming"
     if is_exact or request.auroc:
         _announce_passes(pooled, areas.expected_passes())
     if is_exact:

@@ -458,7 +458,7 @@ def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
     """
     if not math.isfinite(memory):
         return np.zeros(len(sizes), np.int64)
-    row_bytes = matches.vectors.pairs.queries.itemsize * matches.vectors.dim
+    row_bytes = matches.vectors.pairs.queries.itemsize * matches.vectors.scale.dim
     copied_bytes = np.cumsum(sizes * row_bytes)
     return copied_bytes // max(1, int(BATCH_SHARE * memory))
 

@@ -12,7 +12,8 @@ from jaxtyping import Float, Shaped
 from fewshot_callbacks.engine.evaluation import PooledPairs
 from fewshot_callbacks.engine.pooled.questions import Counts
 from fewshot_callbacks.engine.relevance import Ints
-from fewshot_callbacks.engine.vectors import Floats, Vectors
+from fewshot_callbacks.engine.scale import Floats
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.retrieval.operating_points import OperatingPoint
 
@@ -129,7 +130,9 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
     match_positions = first_with_at_most(false_positives, match_steps)
     positions = np.unique(np.concatenate([edge_positions, recall_positions, match_positions]))
     finite_points = [point for point in points if math.isfinite(point.threshold)]
-    thresholds = np.concatenate([vectors.to_user(scores[positions]), [point.threshold for point in finite_points]])
+    thresholds = np.concatenate(
+        [vectors.scale.to_user(scores[positions]), [point.threshold for point in finite_points]]
+    )
     order = np.argsort(thresholds, kind="stable")
     return PairCounts(
         thresholds=thresholds[order],
@@ -157,14 +160,14 @@ def _bin_edges(pooled: PooledPairs) -> tuple[Floats, Floats]:
     if len(sample.estimates):
         scores = np.concatenate([sample.estimates[[0, -1]], scores])
     lowest, highest = pooled.negatives.span(scores)
-    low, high = vectors.to_user(np.array([lowest, highest]))
+    low, high = vectors.scale.to_user(np.array([lowest, highest]))
     if vectors.pairs.exact_estimates:
         edges = _edges_of_distances(low, high)
     else:
         above_all = high + 1e-6 * max(high - low, abs(high), 1e-30)
         edges = np.unique(np.linspace(low, above_all, BINS + 1))
     # Exact scores end at 1. An edge above all distances is the score of no pair; it would be infinite.
-    edge_scores = np.minimum(vectors.from_user(edges), 2.0)
+    edge_scores = np.minimum(vectors.scale.from_user(edges), 2.0)
     # `lowest` is the score of no pair. Converted to the units of the data and back, it may have moved.
     edge_scores[0] = min(edge_scores[0], lowest)
     return edges, edge_scores
@@ -205,10 +208,10 @@ def _tolerance(vectors: Vectors, scores: Floats, error: float) -> float:
     """Return the largest width, in the units of the data, of the interval that an error leaves for some exact scores."""
     if not error:
         return 0.0
-    widths = vectors.to_user(scores + error) - vectors.to_user(scores - error)
+    widths = vectors.scale.to_user(scores + error) - vectors.scale.to_user(scores - error)
     return float(widths.max())
 
 
 def to_user(vectors: Vectors, score: float) -> float:
     """Return an exact score in the units of the data."""
-    return float(vectors.to_user(np.array([score]))[0])
+    return float(vectors.scale.to_user(np.array([score]))[0])

@@ -148,9 +148,9 @@ class _Comparison:
         """
         held_out = self.means.prepared(self.queries[batch]) if self.same_set else None
         prototypes = sums.means(self.query_class[batch] - sums.first, held_out)
-        vectors = Vectors(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
+        vectors = Vectors.of(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
         rows = np.arange(len(batch))
-        return vectors.to_user(vectors.exact(rows, rows))
+        return vectors.scale.to_user(vectors.exact(rows, rows))
 
     def _rank(
         self,
@@ -169,9 +169,9 @@ class _Comparison:
             scores: The score of each query with the prototype of its class, in the units of the data.
             memory_bytes: Budget of the pass over all pairs.
         """
-        vectors = Vectors(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
+        vectors = Vectors.of(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
         query_class = self.query_class[batch].numpy()
-        thresholds = np.where(query_class >= 0, vectors.from_user(scores), -np.inf)
+        thresholds = np.where(query_class >= 0, vectors.scale.from_user(scores), -np.inf)
         relevance = _relevance_of_class(query_class - first_class, len(prototypes))
         best = BestMatches(thresholds, np.ones(len(batch), np.int64))
         return rank_of_best(Matches(vectors, relevance, best, "float32", None, memory_bytes))

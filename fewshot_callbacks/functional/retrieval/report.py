@@ -179,10 +179,12 @@ def notes_on(
 
 def _zero_vectors(vectors: Vectors) -> int:
     """Return how many queries, or items if these are more, are zero, so that their cosine is taken for 0. Collective."""
-    if vectors.similarity != "cosine":
+    if vectors.scale.similarity != "cosine":
         return 0
-    norms = vectors.norms[:1] if vectors.are_read else vectors.norms  # items in files are not looked at all at once
-    return int(vectors.processes.summed(np.array([(side == 0).sum() for side in norms])).max())
+    sides = [vectors.query_rows]
+    if not vectors.are_read:  # items in files are not looked at all at once
+        sides.append(vectors.item_rows)
+    return int(vectors.processes.summed(np.array([(side.norms == 0).sum() for side in sides])).max())
 
 
 # Rows that are searched for bytes of packed bits, and the fewest bytes that are judged.
@@ -197,7 +199,7 @@ def _are_packed(vectors: Vectors) -> bool:
     """Return whether the rows of all processes look like bytes of 8 bits each. Collective."""
     rows = vectors.pairs.queries[:PACKED_ROWS]
     looks = False
-    if vectors.similarity != "hamming" and rows.size >= LEAST_BYTES and bool((rows == np.rint(rows)).all()):
+    if vectors.scale.similarity != "hamming" and rows.size >= LEAST_BYTES and bool((rows == np.rint(rows)).all()):
         lowest = float(rows.min())
         highest = float(rows.max())
         middle = -0.5 if lowest < 0 else 127.5
@@ -243,10 +245,10 @@ def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
         vectors: Queries and gallery.
         places: Index of each gallery item of this process among all.
     """
-    if vectors.similarity not in ("dot", "euclidean"):
+    if vectors.scale.similarity not in ("dot", "euclidean"):
         return []
     # The norms of items on disk are not known.
-    own_norms = np.empty(0) if vectors.are_read else vectors.norms[-1]
+    own_norms = np.empty(0) if vectors.are_read else vectors.item_rows.norms
     shares = vectors.processes.gather((own_norms, places.numpy()[: len(own_norms)]))
     norms = np.concatenate([norms for norms, _ in shares])
     if not len(norms):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewshot_callbacks.engine.vectors import check_similarity
+from fewshot_callbacks.engine.scale import check_similarity
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu
 from fewshot_callbacks.functional._reading import check_seed

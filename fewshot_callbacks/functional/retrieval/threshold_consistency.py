@@ -306,14 +306,14 @@ def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:
     if not len(sample.estimates):
         return _ends(pooled)
     ends = [sample.score_reached_by(share * sample.total) for share in (SLACK * rate, rate / 10 / SLACK)]
-    low, high = (float(end) for end in pooled.vectors.to_user(np.array(ends)))
+    low, high = (float(end) for end in pooled.vectors.scale.to_user(np.array(ends)))
     return low, max(high, low + 2.0**-20 * max(abs(low), 2.0**-100))
 
 
 def _ends(pooled: PooledPairs) -> tuple[float, float]:
     """Return a score below, and a score above, all that there can be, in the units of the data."""
-    highest_score = 0.0 if pooled.vectors.similarity == "euclidean" else 1.0
-    low, high = (float(end) for end in pooled.vectors.to_user(np.array([-1.0, highest_score])))
+    highest_score = 0.0 if pooled.vectors.scale.similarity == "euclidean" else 1.0
+    low, high = (float(end) for end in pooled.vectors.scale.to_user(np.array([-1.0, highest_score])))
     margin = 2.0**-20 * max(abs(low), abs(high))
     return low - margin, high + margin
 
@@ -340,7 +340,7 @@ def _counts(
         step: Distance of two thresholds, in the units of the data.
         multiples: Ascending.
     """
-    scores = np.append(BELOW_ALL, np.minimum(pooled.vectors.from_user(step * multiples), ABOVE_ALL))
+    scores = np.append(BELOW_ALL, np.minimum(pooled.vectors.scale.from_user(step * multiples), ABOVE_ALL))
     # relevant pairs between two neighbouring scores, and negatives that reach each score
     relevant_between = np.zeros((classes, len(scores)), np.int64)
     negatives = np.zeros((classes, len(scores)), np.int64)

@@ -61,7 +61,7 @@ class _QueryScores(NamedTuple):
         scores = of_all(found.scores.T).T
         best_of_non_mated = scores[~is_mated, 0]
         return cls(
-            best_match=of_all(vectors.to_user(best.scores))[is_mated],
+            best_match=of_all(vectors.scale.to_user(best.scores))[is_mated],
             equal_matches=of_all(best.tied)[is_mated],
             nearest=scores[is_mated],
             unlisted_ties=of_all(found.unlisted_ties)[is_mated],

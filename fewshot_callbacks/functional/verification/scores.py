@@ -52,7 +52,7 @@ def trial_scores(
             "every trial."
         )
     with computing() as threads:
-        return scores_of_pairs(Vectors(rows, None, similarity, threads=threads), first_items, second_items)
+        return scores_of_pairs(Vectors.of(rows, None, similarity, threads=threads), first_items, second_items)
 
 
 def scores_of_pairs(
@@ -60,4 +60,4 @@ def scores_of_pairs(
 ) -> Float[Tensor, "pairs"]:
     """Return the exact scores of pairs of a query and an item, in the units of the data."""
     scores = vectors.exact(rows.numpy().astype(np.int64), columns.numpy().astype(np.int64))
-    return torch.from_numpy(vectors.to_user(scores))
+    return torch.from_numpy(vectors.scale.to_user(scores))

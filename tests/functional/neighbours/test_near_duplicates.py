@@ -19,8 +19,8 @@ def check(case, quantile, most, memory_mb=None, **road):
     pairs = np.indices(scores.shape).reshape(2, -1)
     if "gallery" not in case:
         pairs = pairs[:, pairs[0] < pairs[1]]
-    min_score = float(vectors.to_user(np.quantile(scores, quantile, method="higher", keepdims=True)).item())
-    first, second = pairs[:, scores[pairs[0], pairs[1]] >= vectors.from_user(min_score)]
+    min_score = float(vectors.scale.to_user(np.quantile(scores, quantile, method="higher", keepdims=True)).item())
+    first, second = pairs[:, scores[pairs[0], pairs[1]] >= vectors.scale.from_user(min_score)]
     order = np.lexsort((second, first, -scores[first, second]))[:most]
     with engine_options(**road):
         found = near_duplicates(
@@ -30,7 +30,7 @@ def check(case, quantile, most, memory_mb=None, **road):
     assert (found.total, found.left_out) == (len(first), max(0, len(first) - most))
     assert np.array_equal(found.first, first[order])
     assert np.array_equal(found.second, second[order])
-    assert np.array_equal(found.scores, vectors.to_user(scores[first[order], second[order]]))
+    assert np.array_equal(found.scores, vectors.scale.to_user(scores[first[order], second[order]]))
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,0 +1,60 @@
+"""The layout of the tiles of some vectors: the sizes on which all processes agree."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine.layout import Layout, plan_layout
+from fewshot_callbacks.engine.vectors import Vectors
+
+# Sizes that decide about collective calls, and therefore have to be the same in all processes. Numbers of batches need not
+# be: `Evaluation` adds empty ones.
+SHARED_SIZES = (
+    "cache_floats",
+    "cache_int8",
+    "recounts_in_int8",
+    "cache_scores",
+    "cache_entries",
+    "grid_size",
+    "buffer_pairs",
+)
+
+
+def shared_layout(
+    vectors: Vectors,
+    memory: float,
+    list_lengths: NDArray[np.int64],
+    *,
+    ranked: int | None = None,
+    on_device: bool = False,
+) -> Layout:
+    """Return the sizes that keep within a budget. Collective.
+
+    Sizes that decide about collective calls are the smallest over all processes.
+
+    Args:
+        vectors: Queries and gallery.
+        memory: Bytes beyond the vectors.
+        list_lengths: (queries,) number of relevant items of each query of this process.
+        ranked: Number of relevant pairs whose ranks are computed, if these are others.
+        on_device: Whether tiles are computed on a device.
+    """
+    if vectors.stored is not None:  # the rest is for the rows that are resident or being read
+        memory *= vectors.stored.remaining_share
+    resident = len(vectors.pairs.gallery)
+    layout = plan_layout(
+        memory,
+        len(vectors.pairs.queries),
+        resident,
+        vectors.scale.columns,
+        int(list_lengths.sum()),
+        disk_items=vectors.items - resident,
+        two_operands=vectors.item_rows is not vectors.query_rows,
+        threads=vectors.threads,
+        on_device=on_device,
+        longest_list=int(list_lengths.max(initial=0)),
+        ranked=ranked,
+    )
+    by_rank = [layout_of_rank._asdict() for layout_of_rank in vectors.processes.gather(layout)]
+    return layout._replace(**{name: min(sizes[name] for sizes in by_rank) for name in SHARED_SIZES})
