@@ -65,13 +65,13 @@ def look_up(queries, original, lookup, first_row, in_list, slots, entry_offsets,
     relevant, self_match = original
     lists, row_of_item, row_of_query = lookup
     scores, offsets = in_list
-    last_row = -1
+    previous_row = -1
     for n in range(queries.shape[0]):
         q = queries[n]
         row = row_of_query[q]
-        if row != last_row:
+        if row != previous_row:
             _fill_slots(lists, row, slots)
-            last_row = row
+            previous_row = row
         start = offsets[row - first_row]
         entry = entry_offsets[n]
         for p in range(relevant.start[q], relevant.stop[q]):
@@ -142,13 +142,13 @@ def count_relevant(queries, original, lookup, first_row, offsets, slots, relevan
     """
     relevant, self_match = original
     lists, row_of_item, row_of_query = lookup
-    last_row = -1
+    previous_row = -1
     for n in range(queries.shape[0]):
         q = queries[n]
         row = row_of_query[q]
-        if row != last_row:
+        if row != previous_row:
             _fill_slots(lists, row, slots)
-            last_row = row
+            previous_row = row
         start = offsets[row - first_row]
         for p in range(relevant.start[q], relevant.stop[q]):
             item = relevant.items[p]

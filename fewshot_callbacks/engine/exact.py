@@ -172,15 +172,15 @@ def _summing(term):
         return two_sum(total[0], low[0])
 
     @inner_kernel
-    def sums_of_terms(left, members, first, last, work):
-        """Write the sums of a row with the columns of `members` from `first` to `last`, as high + low, into rows 0 and 1."""
-        number = last - first
+    def sums_of_terms(left, members, first, stop, work):
+        """Write the sums of a row with columns `first` up to `stop` of `members`, as high + low, into rows 0 and 1."""
+        number = stop - first
         total = work[0, :number]
         low = work[1, :number]
         total[:] = 0.0
         low[:] = 0.0
         for k in range(left.shape[0]):
-            row = members[k, first:last]
+            row = members[k, first:stop]
             for m in range(number):
                 total[m], low[m] = add(total[m], low[m], left[k], row[m])
 
@@ -450,13 +450,13 @@ def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
     left = pairs.queries[i]
     # Rounded up to whole vectors of `LANES` columns, since the rest of one would be added up number by number. `members`
     # has room for it.
-    last = first - (first - items.shape[0]) // LANES * LANES
+    stop = first - (first - items.shape[0]) // LANES * LANES
     if pairs.kind == EUCLIDEAN:
-        _squared_distances(left, members, first, last, work)
+        _squared_distances(left, members, first, stop, work)
     elif pairs.single:
-        _dots_single(left, members, first, last, work)
+        _dots_single(left, members, first, stop, work)
     else:
-        _dots_double(left, members, first, last, work)
+        _dots_double(left, members, first, stop, work)
     for m in range(out.shape[0]):
         high, low = two_sum(work[0, m], work[1, m])
         j = items[first + m] - first_item
