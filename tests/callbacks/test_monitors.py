@@ -20,13 +20,13 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks import (
     DiscriminantRatioMonitor,
-    EmbeddedSet,
     EmbeddingHealthMonitor,
     EmbeddingSource,
     KnnMonitor,
     Monitor,
     RetrievalMonitor,
 )
+from fewshot_callbacks.callbacks import EmbeddedSet
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.metrics.item_batch import ItemBatch

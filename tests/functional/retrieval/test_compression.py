@@ -9,9 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks import METRICS
 from fewshot_callbacks.distributed.processes import ALONE
-from fewshot_callbacks.functional import Relevance, Share, compare_reports, compression_costs, evaluate_retrieval
+from fewshot_callbacks.functional import (
+    METRICS,
+    Relevance,
+    Share,
+    compare_reports,
+    compression_costs,
+    evaluate_retrieval,
+)
 from fewshot_callbacks.functional.retrieval.compressed_rows import find_ranges, int8_codes
 from fewshot_callbacks.functional.retrieval.compression import Compression
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings

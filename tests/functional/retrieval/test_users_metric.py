@@ -11,7 +11,6 @@ import scipy.stats
 import torch
 
 from fewshot_callbacks import (
-    METRICS,
     Metric,
     Relevance,
     RetrievalEvaluation,
@@ -20,7 +19,7 @@ from fewshot_callbacks import (
     evaluate_retrieval,
     evaluate_trials,
 )
-from fewshot_callbacks.functional import Share
+from fewshot_callbacks.functional import METRICS, Share
 from fewshot_callbacks.functional.retrieval import requested_metric
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 from tests.functional import brute_force
