@@ -51,6 +51,9 @@ BELOW = {
 BELOW |= {layer: below | {"errors"} for layer, below in BELOW.items() if layer != "errors"}
 """Layer, a folder or a module at the top of the package, -> the layers that it may import."""
 
+SHARED_CLASS_NAMES = {"ListedPairs", "Relevance"}
+"""Class names of the engine that still have two classes; no other name may join them."""
+
 ENTRIES = {"__init__", "__main__"}
 """Modules at the top of the package that are no layer: what is imported, and what is run."""
 
@@ -202,6 +205,25 @@ def test_a_planted_circle_is_found(tmp_path):
     assert circles(tmp_path) == []
     (tmp_path / "cli/compare.py").write_text("def f():\n    from fewshot_callbacks.cli.fit import run")
     assert set(circles(tmp_path)) == {"cli.fit", "cli.compare"}
+
+
+def classes_of_one_name(package=PACKAGE):
+    """Class name without underscores -> the files that define such a class, for names with several."""
+    files = {}
+    for file in sorted(package.rglob("*.py")):
+        for node in nodes(file, ast.ClassDef):
+            files.setdefault(node.name.strip("_"), []).append(str(file.relative_to(package)))
+    return {name: found for name, found in files.items() if len(found) > 1}
+
+
+def test_each_class_name_has_one_class():
+    assert classes_of_one_name().keys() <= SHARED_CLASS_NAMES
+
+
+def test_a_planted_second_class_of_one_name_is_found(tmp_path):
+    (tmp_path / "one.py").write_text("class Report: ...")
+    (tmp_path / "two.py").write_text("class _Report: ...")
+    assert classes_of_one_name(tmp_path) == {"Report": ["one.py", "two.py"]}
 
 
 WITHOUT_LIGHTNING = [

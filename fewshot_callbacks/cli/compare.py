@@ -96,7 +96,7 @@ def run(options: Compare) -> None:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two runs, their results on the test set, and their steps."""
 
     folders: Sequence[Location]
@@ -156,7 +156,7 @@ class Comparison:
             console.print(as_text(f"No steps to compare: there is no {self.missing_file}."), soft_wrap=True)
 
 
-def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *, test: bool) -> Comparison:
+def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *, test: bool) -> RunComparison:
     """Return the comparison of two runs.
 
     Args:
@@ -185,7 +185,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
     if missing_file is None:
         dynamics = compare_dynamics(files[0], files[1], names=(first, second))
     tests = [] if why_untested else [results_of_run(run) for run in runs]
-    return Comparison(runs, (first, second), records, tests, why_untested, dynamics, missing_file)
+    return RunComparison(runs, (first, second), records, tests, why_untested, dynamics, missing_file)
 
 
 def _why_untested(runs: Sequence[Location]) -> str:

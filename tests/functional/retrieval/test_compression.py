@@ -241,7 +241,7 @@ def test_bits_have_no_prototypes_and_groups_of_classes_are_passed_on():
 
 def test_every_metric_has_a_form():
     """Whatever the source of a metric, all forms are evaluated."""
-    keys = [metric.pattern.format(k=1, p=0.5, divisor="min") for metric in METRICS if metric.source != "groups"]
+    keys = [metric.pattern.format(k=1, p=0.5, divisor="min") for metric in METRICS if metric.input != "groups"]
     report = compression_costs(points(), LABELS, dims=4, metrics=keys)
     assert {*report.compared()} == {*report.whole.values}
 
