@@ -312,6 +312,12 @@ def test_what_is_wrong_ends_a_strict_run(settings: dict[str, Any], facts: tuple[
         log_of_validation(gap_monitor(**settings, strict=True), Embeds())
 
 
+@pytest.mark.parametrize("word", ["gallery", "self"])
+def test_a_word_that_names_no_training_set_is_refused(word: str) -> None:
+    with refused(ValueError, f"GeneralizationGapMonitor(bank='{word}')", "'train'", "data set", "loader"):
+        gap_monitor(bank=word)
+
+
 def test_too_few_classes_are_said_with_the_groups_that_were_asked_for() -> None:
     with refused(ValueError, "label_groups=5", 10, 6, "label_groups <= 3") as caught:
         log_of_validation(gap_monitor(label_groups=5, strict=True), Embeds())
