@@ -24,7 +24,7 @@ from _results import Column, Results, add_file_option
 
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.distributed.processes import ALONE
-from fewshot_callbacks.functional._repeated import Copies, Side, hashes_of
+from fewshot_callbacks.functional._repeated import Copies, HashedRows, hashes_of
 
 COLUMNS = (
     Column("set"),
@@ -37,8 +37,8 @@ COLUMNS = (
 
 def look(rows: Tensor, labels: Tensor) -> Copies:
     """Search for the copies of a set, as an evaluation does."""
-    side, places = Side(hashes_of(rows, torch.float32), labels.numpy()), np.arange(len(rows))
-    return Copies.among(side, side, places, [], (rows, places), ALONE, as_codes=False)
+    hashed, places = HashedRows(hashes_of(rows, torch.float32), labels.numpy()), np.arange(len(rows))
+    return Copies.among(hashed, hashed, places, [], (rows, places), ALONE, as_codes=False)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ Divisor = Literal["min", "relevant", "found"]
 """What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
 Code = Literal["int8", "binary"]
 """How a compressed embedding stores each dimension: `int8` in a byte, `binary` in a bit."""
-MetricSource = Literal["ranks", "prototypes", "groups", "pairs", "classes"]
+MetricInput = Literal["ranks", "prototypes", "groups", "pairs", "classes"]
 
 
 class NoFile(PathLike[str]):
@@ -81,12 +81,12 @@ class Metric:
     """A metric: its key, its meaning, and how it is computed.
 
     `METRICS` are those of this package, which are asked for by their keys. A metric of a user is passed as an object
-    wherever a key is, or named by its import path, such as `my_metrics.F1@k=2`. Its function has the source `ranks` or
+    wherever a key is, or named by its import path, such as `my_metrics.F1@k=2`. Its function takes `ranks` or
     `pairs`. A function at the top of a module can be pickled, which processes that are spawned need; a lambda cannot.
 
     Args:
         pattern: Its key; `{k}` is a rank, from 1 on, and `{p}` a rate in (0, 1]. (`{divisor}` is that of AP@k.)
-        source: From what its value is computed: the `ranks` of a query or the `pairs` of all queries and candidates; of
+        input: From what its value is computed: the `ranks` of a query or the `pairs` of all queries and candidates; of
             metrics of this package also the `prototypes` of the classes, the `groups` of Grouped Recall, or the pairs of
             each of the `classes`. Ranks and prototypes have a value for each query.
         value: The function. Of `ranks` it is called as value(ranks, ties=ties, k=k) with a `RankBlock` and the rule for
@@ -111,7 +111,7 @@ class Metric:
     """
 
     pattern: str
-    source: MetricSource
+    input: MetricInput
     # An object that can be called need not have a hash.
     value: Callable[..., Any] | None = field(hash=False)
     meaning: str
@@ -120,9 +120,9 @@ class Metric:
 
     def __post_init__(self) -> None:
         known = _fields_of(self.pattern)
-        if self.source not in get_args(MetricSource):
+        if self.input not in get_args(MetricInput):
             raise InputError(
-                f"Metric({self.pattern!r}): source={self.source!r} is unknown. Pass 'ranks' for a function of the ranks of "
+                f"Metric({self.pattern!r}): input={self.input!r} is unknown. Pass 'ranks' for a function of the ranks of "
                 "a query, or 'pairs' for one of all pairs."
             )
         if self.value is not None and not callable(self.value):
@@ -148,7 +148,7 @@ class Metric:
     def __repr__(self) -> str:
         """Return pattern and name of the function, whose address would differ between processes that compare settings."""
         function = getattr(self.value, "__qualname__", type(self.value).__name__)
-        return f"Metric({self.pattern!r}, {self.source!r}, {function})"
+        return f"Metric({self.pattern!r}, {self.input!r}, {function})"
 
     @functools.cached_property
     def keys(self) -> re.Pattern[str]:

@@ -134,7 +134,7 @@ def untrained(dropout: float, width: int, seed: int) -> Classifier:
 
 def gap_of(module: Classifier) -> GeneralizationGap:
     """What GeneralizationGapMonitor measures in a validation, here after the training instead of at every epoch."""
-    monitor = GeneralizationGapMonitor(training_data=known, classes=None, label_groups=group_size)
+    monitor = GeneralizationGapMonitor(bank=known, classes=None, label_groups=group_size)
     trainer = Trainer(callbacks=[monitor], logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.validate(module, DataLoader(unseen, batch_size=256), verbose=False)
     assert monitor.gap is not None

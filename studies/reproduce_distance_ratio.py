@@ -45,7 +45,6 @@ from study_figures import write  # beside this file
 
 from fewshot_callbacks import (
     DistanceRatioHead,
-    DynamicsHistory,
     EpisodeProtocol,
     Episodes,
     FewShotDataModule,
@@ -56,7 +55,7 @@ from fewshot_callbacks import (
     compare_dynamics,
     evaluate_retrieval,
 )
-from fewshot_callbacks.functional import sample_episodes
+from fewshot_callbacks.functional import DynamicsHistory, sample_episodes
 from fewshot_callbacks.protonet import evaluate_episodes, squared_distances
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import functools
 import io
 import itertools
 import tokenize
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,9 @@ BELOW = {
 }
 BELOW |= {layer: below | {"errors"} for layer, below in BELOW.items() if layer != "errors"}
 """Layer, a folder or a module at the top of the package, -> the layers that it may import."""
+
+SHARED_CLASS_NAMES = {"ListedPairs", "Relevance"}
+"""Class names of the engine that still have two classes; no other name may join them."""
 
 ENTRIES = {"__init__", "__main__"}
 """Modules at the top of the package that are no layer: what is imported, and what is run."""
@@ -171,6 +175,56 @@ def test_a_planted_import_is_found(file, line, said, tmp_path):
     planted.parent.mkdir(exist_ok=True)
     planted.write_text(f"{line}\n")
     assert wrong_imports(tmp_path) == [said]
+
+
+def circles(package=PACKAGE):
+    """A circle of modules that import one another, also inside functions; none if there is no circle.
+
+    The `__init__` of a folder, which lists names for users, is no module here.
+    """
+    modules = {".".join(file.relative_to(package).with_suffix("").parts): file for file in package.rglob("*.py")}
+    modules = {name: file for name, file in modules.items() if file.stem not in ENTRIES}
+    below = {name: set() for name in modules}
+    for file, _, module in imports(package):
+        importer = ".".join(file.with_suffix("").parts)
+        if importer in modules and module in modules:
+            below[importer].add(module)
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_one_another():
+    assert circles() == []
+
+
+def test_a_planted_circle_is_found(tmp_path):
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli/fit.py").write_text("from fewshot_callbacks.cli import compare")
+    assert circles(tmp_path) == []
+    (tmp_path / "cli/compare.py").write_text("def f():\n    from fewshot_callbacks.cli.fit import run")
+    assert set(circles(tmp_path)) == {"cli.fit", "cli.compare"}
+
+
+def classes_of_one_name(package=PACKAGE):
+    """Class name without underscores -> the files that define such a class, for names with several."""
+    files = {}
+    for file in sorted(package.rglob("*.py")):
+        for node in nodes(file, ast.ClassDef):
+            files.setdefault(node.name.strip("_"), []).append(str(file.relative_to(package)))
+    return {name: found for name, found in files.items() if len(found) > 1}
+
+
+def test_each_class_name_has_one_class():
+    assert classes_of_one_name().keys() <= SHARED_CLASS_NAMES
+
+
+def test_a_planted_second_class_of_one_name_is_found(tmp_path):
+    (tmp_path / "one.py").write_text("class Report: ...")
+    (tmp_path / "two.py").write_text("class _Report: ...")
+    assert classes_of_one_name(tmp_path) == {"Report": ["one.py", "two.py"]}
 
 
 WITHOUT_LIGHTNING = [

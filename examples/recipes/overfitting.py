@@ -21,7 +21,7 @@ trainer = Trainer(
     callbacks=[
         RetrievalMonitor(),
         # the training images as an evaluation sees them, without augmentation; a data set or a loader
-        GeneralizationGapMonitor(training_data=DataLoader(train, batch_size=512)),
+        GeneralizationGapMonitor(bank=DataLoader(train, batch_size=512)),
     ],
     logger=False,
     enable_checkpointing=False,

@@ -18,6 +18,7 @@ from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks._evaluation import portable
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, read_names
 from fewshot_callbacks.distributed.torch_distributed import gather_objects
+from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
@@ -51,9 +52,28 @@ class Table(Protocol):
 
 # A data set, a loader of one, or a function of the Trainer that returns either.
 # With a parameter, jsonargparse would take no class derived from Dataset; without Any, none that only fits a protocol.
-TrainingData = Dataset | DataLoader | Table | Callable[[Trainer], Any] | NoFile | Any  # type: ignore[type-arg]
+BankData = Dataset | DataLoader | Table | Callable[[Trainer], Any] | NoFile | Any  # type: ignore[type-arg]
 # The words in place of them.
 BankWord = Literal["train", "gallery", "self"]
+
+
+def data_of_bank(bank: BankWord | BankData, words: Sequence[str], owner: str) -> BankData | None:
+    """Return what a bank is read from; None for a word.
+
+    Args:
+        bank: The argument of a monitor.
+        words: The words that the monitor takes.
+        owner: Name of the monitor, for messages.
+
+    Raises:
+        ValueError: If `bank` is another word.
+    """
+    if not isinstance(bank, str):
+        return bank
+    if bank not in words:
+        listed = ", ".join(map(repr, words))
+        raise InputError(f"{owner}(bank={bank!r}): choose {listed}, or pass a data set or loader.")
+    return None
 
 
 class ClassDraw(NamedTuple):
@@ -94,13 +114,11 @@ class BankItems:
         data: A data set, a loader, or a function of the Trainer that returns either; None for the training set of the
             Trainer's data module, with the transforms of an evaluation.
         owner: Name of the callback, for messages.
-        argument: Name of the argument for `data`, for messages.
         draw: The sample that is wanted. Without, all items are.
     """
 
-    data: TrainingData | None
+    data: BankData | None
     owner: str
-    argument: str
     draw: ClassDraw | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +153,7 @@ class BankItems:
             loader = self._find_loader(trainer)
             entries = self._entries(loader)
         except Exception as caught:
-            error = _lasting(caught, f"{self.owner}: {self.argument} cannot be read")
+            error = _lasting(caught, f"{self.owner}: bank cannot be read")
         by_rank = gather_objects((entries, None if error is None else portable(error)))
         errors = [error_of_rank for _, error_of_rank in by_rank if error_of_rank is not None]
         if errors:
@@ -158,7 +176,7 @@ class BankItems:
             make_data = getattr(getattr(trainer, "datamodule", None), "training_data_for_evaluation", None)
             if make_data is None:
                 raise UsageError(
-                    f"{self.owner} has no training set: pass {self.argument}=..., your training set with the transforms of "
+                    f"{self.owner} has no training set: pass bank=..., your training set with the transforms of "
                     "an evaluation, or give your data module a method training_data_for_evaluation() that returns it."
                 )
             data = make_data()
@@ -170,7 +188,7 @@ class BankItems:
         if hasattr(data, "__iter__") and not hasattr(data, "__next__"):
             return data
         raise UsageError(
-            f"{self.owner}: {self.argument} gave {with_article(type(data).__name__)}; expected a data set with a length "
+            f"{self.owner}: bank gave {with_article(type(data).__name__)}; expected a data set with a length "
             "and items, a loader, or anything else that gives batches each time it is iterated."
         )
 
@@ -185,12 +203,12 @@ class BankItems:
                 # A loader of this package may hold the user's stream.
                 given = loader.dataset if type(loader) is DataLoader else loader
                 raise UsageError(
-                    f"{self.owner}: classes cannot be drawn from {self.argument} ({type(given).__name__}), a stream without "
+                    f"{self.owner}: classes cannot be drawn from bank ({type(given).__name__}), a stream without "
                     "indices. Pass a data set with a length, or classes=None to measure all items."
                 )
             return None
         with preserved_random_states(), _preserved_generators(loader):
-            entries = _listed(loader, f"{self.owner}: {self.argument}")
+            entries = _listed(loader, f"{self.owner}: bank")
         return entries if self.draw is None else self._drawn(loader, entries, self.draw)
 
     def _drawn(self, loader: DataLoader[Any], entries: Sequence[Any], draw: ClassDraw) -> list[Any]:
@@ -208,7 +226,7 @@ class BankItems:
         Raises:
             UsageError: If the data set has none, or not one for each item.
         """
-        call = f"{self.owner}({self.argument}=...)"
+        call = f"{self.owner}(bank=...)"
         try:
             labels = labels_in(dataset, call)
             if labels is not None:
@@ -251,14 +269,14 @@ class BankItems:
             return self._embed(trainer, embed, groups)
         except Exception as error:
             if trainer.sanity_checking:
-                raise _lasting(error, f"{self.owner}: the first batch of {self.argument} cannot be embedded") from error
+                raise _lasting(error, f"{self.owner}: the first batch of bank cannot be embedded") from error
             raise
 
     def _embed(self, trainer: Trainer, embed: Embedder, groups: Entry | Sequence[Entry] | None) -> EmbeddingStore:
         assert self._batches is not None
         if self._batches.total is None and self._replica.replicas > 1:
             self._refuse_copies(embed.reader.source)
-        store = EmbeddingStore(call=f"{self.owner}({self.argument}=...)")
+        store = EmbeddingStore(call=f"{self.owner}(bank=...)")
         module = trainer.lightning_module
         description = "Embedding training classes"
         # This happens inside an epoch of validation: other monitors must not take these outputs for those of a step.
@@ -271,7 +289,7 @@ class BankItems:
                 moved = move_batch(trainer, batch)
                 embeddings, labels = embed(trainer, module, moved)
                 if len(labels) != len(embeddings):
-                    raise embed.reader.no_labels(moved, "embed", f"{self.owner}({self.argument}=...)")
+                    raise embed.reader.no_labels(moved, "embed", f"{self.owner}(bank=...)")
                 if trainer.sanity_checking:
                     break
                 if self._replica.is_first and (self._batches.total is None or number < self._batches.total):
@@ -285,7 +303,7 @@ class BankItems:
         """Refuse a stream that every process reads, unless ids tell which items are the same."""
         if source.ids is None:
             raise UsageError(
-                f"{self.owner}: {self.argument} is a stream, and each of {self._replica.replicas} processes may read the "
+                f"{self.owner}: bank is a stream, and each of {self._replica.replicas} processes may read the "
                 f"same items. Pass {source.as_argument(ids='key')}, an entry of the batch that names each item, so that "
                 "items that come twice are counted once; or pass a data set with a length."
             )

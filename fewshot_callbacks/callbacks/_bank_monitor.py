@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fewshot_callbacks.callbacks._bank_items import BankItems, BankWord, TrainingData
+from fewshot_callbacks.callbacks._bank_items import BankData, BankItems, BankWord, data_of_bank
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import Side
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
-from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import Shard
@@ -44,7 +43,7 @@ class BankMonitor(CollectingMonitor):
 
     def __init__(
         self,
-        bank: BankWord | TrainingData,
+        bank: BankWord | BankData,
         allowed_banks: Sequence[str],
         similarity: Similarity,
         *,
@@ -68,15 +67,12 @@ class BankMonitor(CollectingMonitor):
             takes_targets=takes_targets,
         )
         owner = self._policy.owner
-        if isinstance(bank, str) and bank not in allowed_banks:
-            words = ", ".join(map(repr, allowed_banks))
-            raise InputError(f"{owner}(bank={bank!r}): choose {words}, or pass a data set or loader.")
+        data = data_of_bank(bank, allowed_banks, owner)
         self.bank = bank
         self.similarity: Similarity = similarity
         self._items: BankItems | None = None
         if bank not in ("gallery", "self"):
-            data: Any = None if isinstance(bank, str) else bank
-            self._items = BankItems(data, owner, "bank")
+            self._items = BankItems(data, owner)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run: find the training items of the run anew."""

@@ -152,11 +152,11 @@ def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") 
             rich_display.remove_task(rich_task)
 
 
-class Stopwatch:
+class TimeShare:
     """Measures the share of wall-clock time since it was made that some work takes.
 
     Examples:
-        >>> watch = Stopwatch()
+        >>> watch = TimeShare()
         >>> with watch.running():
         ...     total = sum(range(1000))
         >>> 0 < watch.share < 1
@@ -211,9 +211,9 @@ class Schedule:
         self.owner = owner
         self.begin()
 
-    def begin(self, watch: Stopwatch | None = None) -> None:
+    def begin(self, watch: TimeShare | None = None) -> None:
         """Begin a run with a new stopwatch, or with that of another callback."""
-        self.watch = Stopwatch() if watch is None else watch
+        self.watch = TimeShare() if watch is None else watch
         # last epoch with work
         self._last_epoch: int | None = None
         self._has_told = False

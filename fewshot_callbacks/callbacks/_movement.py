@@ -27,7 +27,7 @@ NOTHING_LEFT = 0.1
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledItems:
     """Items of a set at one validation, in the order of the data set."""
 
     names: tuple[object, ...]
@@ -39,13 +39,13 @@ class Sample:
     step: int
     """optimiser steps before this validation"""
 
-    def is_of_same_items(self, other: Sample) -> bool:
+    def is_of_same_items(self, other: SampledItems) -> bool:
         """Return whether another sample holds the same items, as far as their names tell."""
         same_sizes = self.items == other.items and self.embeddings.shape == other.embeddings.shape
         return same_sizes and self.names == other.names
 
 
-def sample_of(shard: Shard, step: int, processes: Processes) -> Sample | None:
+def sample_of(shard: Shard, step: int, processes: Processes) -> SampledItems | None:
     """Return a fixed sample of the items of all processes on the first process; None on the others. *Collective*."""
     items = sum(processes.gather(len(shard.embeddings)))
     generator = torch.Generator().manual_seed(0)
@@ -61,7 +61,7 @@ def sample_of(shard: Shard, step: int, processes: Processes) -> Sample | None:
     names = [name for _, part_names, _ in parts for name in part_names]
     # A process without items does not know the dimension.
     embeddings = torch.cat([rows for _, _, rows in parts if len(rows)] or [shard.embeddings])
-    return Sample(tuple(names[row] for row in order.tolist()), embeddings[order].clone(), items, step)
+    return SampledItems(tuple(names[row] for row in order.tolist()), embeddings[order].clone(), items, step)
 
 
 def has_fixed_order(trainer: Trainer, loader: int) -> bool:
@@ -87,12 +87,12 @@ class MovementOfSet:
     """Keeps the sample of a set at its first and its latest validation."""
 
     def __init__(self) -> None:
-        self._first: Sample | None = None
-        self._previous: Sample | None = None
+        self._first: SampledItems | None = None
+        self._previous: SampledItems | None = None
         # `id` of the module that made them
         self._module: int | None = None
 
-    def compare(self, sample: Sample, module: int) -> tuple[dict[str, float], str | None]:
+    def compare(self, sample: SampledItems, module: int) -> tuple[dict[str, float], str | None]:
         """Compare a sample with the earlier ones, and keep it.
 
         Args:

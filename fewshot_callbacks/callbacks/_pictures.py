@@ -20,7 +20,7 @@ from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.plots.panels import MAX_SIDE, Scale, to_picture
-from fewshot_callbacks.report import Items, Model
+from fewshot_callbacks.report import Model, ReportItems
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, is_of_class
 from fewshot_callbacks.trainer.logs import log_synced_values
 
@@ -172,10 +172,10 @@ class PictureCallback(Viewer):
     def _model(self, evaluated: EvaluatedSet) -> Model:
         """Return the model of a report for this set, so that pictures and reports show the same findings."""
 
-        def items_of(side: ItemSet, name: str) -> Items:
+        def items_of(side: ItemSet, name: str) -> ReportItems:
             picture = self._picture(evaluated, side)
             label_names = side.class_names(self.names)
-            return Items(side.embeddings, side.labels, name, picture, label_names=label_names, groups=side.groups)
+            return ReportItems(side.embeddings, side.labels, name, picture, label_names=label_names, groups=side.groups)
 
         gallery = None if evaluated.gallery is None else items_of(evaluated.gallery, "gallery")
         queries = items_of(evaluated.queries, "items" if gallery is None else "queries")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
-from fewshot_callbacks.callbacks._bank_items import BankItems, ClassDraw, TrainingData
+from fewshot_callbacks.callbacks._bank_items import BankData, BankItems, ClassDraw, data_of_bank
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_least
@@ -58,8 +58,8 @@ class GeneralizationGapMonitor(CollectingMonitor):
     classes or `auto`, and `seed` is that of the training classes, too.
 
     Args:
-        training_data: The training set with evaluation transforms: a data set, a loader or a stream; or a function of the
-            Trainer that returns one. By default the result of `training_data_for_evaluation()` of the Trainer's data
+        bank: The training set with evaluation transforms: a data set, a loader or a stream; or a function of the
+            Trainer that returns one. `train` is the result of `training_data_for_evaluation()` of the Trainer's data
             module, which the data modules of this package have. Where `classes` or `items_per_class` are drawn, they are
             drawn from the items that the loader gives, and the label of each is found in the attribute `labels` or
             `targets` of the data set, also through `Subset` and `ConcatDataset`; in the last tensor of a `TensorDataset`;
@@ -87,7 +87,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         gap: The latest `GeneralizationGap`; None before the first measurement.
 
     Raises:
-        ValueError: If a setting is unknown or out of range, or `classes` make fewer than two groups.
+        ValueError: If a setting is unknown or out of range, `bank` is another word, or `classes` make fewer than two groups.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -102,7 +102,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
     def __init__(
         self,
         *,
-        training_data: TrainingData | None = None,
+        bank: Literal["train"] | BankData = "train",
         source: EmbeddingSource | Source | NoFile = STEP_KEYS,
         val_loader: int | str = 0,
         classes: int | None = 100,
@@ -125,7 +125,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
         self._settings = replace(evaluation, metrics=_both_recalls(request_of(evaluation).grouped_k))
         self._draw = ClassDraw(classes, items_per_class, evaluation.seed)
-        self._items = BankItems(training_data, call, "training_data", self._draw)
+        self._items = BankItems(data_of_bank(bank, ("train",), call), call, self._draw)
         self.val_loader = val_loader
         self.prefix = prefix
         self.schedule = Schedule(every_n_epochs, max_share, call)

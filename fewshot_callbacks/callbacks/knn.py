@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
+from fewshot_callbacks.callbacks._bank_items import BankData, BankWord
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
@@ -64,7 +64,7 @@ class KnnMonitor(BankMonitor):
     def __init__(
         self,
         k: int | Sequence[int] = (10, 20),
-        bank: BankWord | TrainingData = "train",
+        bank: BankWord | BankData = "train",
         *,
         similarity: Similarity = "cosine",
         confidence: float = 0.95,

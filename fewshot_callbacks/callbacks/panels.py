@@ -18,7 +18,7 @@ from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, Scale, retrieval_panels
-from fewshot_callbacks.report import Items
+from fewshot_callbacks.report import ReportItems
 from fewshot_callbacks.report.findings import Model, confident_mistakes, worst_queries
 from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import sample_count
@@ -161,7 +161,7 @@ class RetrievalPanels(PictureCallback):
         row_of_query = {query: row for row, query in enumerate(_evaluated_queries(report, len(positions)).tolist())}
 
         @functools.cache
-        def panel_item(items: Items, index: int) -> Item:
+        def panel_item(items: ReportItems, index: int) -> Item:
             picture = None if items.picture is None else items.picture(index)
             return Item(picture, items.label(items.labels[index]))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fewshot_callbacks.callbacks._bank_items import BankWord, TrainingData
+from fewshot_callbacks.callbacks._bank_items import BankData, BankWord
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
@@ -75,7 +75,7 @@ class ProbeMonitor(BankMonitor):
 
     def __init__(
         self,
-        bank: BankWord | TrainingData = "train",
+        bank: BankWord | BankData = "train",
         *,
         groups: Sequence[Entry] | Entry | None = None,
         strengths: float | Sequence[float] = DEFAULT_STRENGTHS,

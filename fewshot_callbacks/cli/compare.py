@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import posixpath
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
 
 from fewshot_callbacks.cli.evaluate import differences_as_dict
 from fewshot_callbacks.cli.options import Compare
+from fewshot_callbacks.cli.run_files import CONFIGURATION, DYNAMICS, TrainingRecord, best_checkpoint
 from fewshot_callbacks.cli.tables import comparison_table
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import (
@@ -23,11 +23,7 @@ from fewshot_callbacks.files.addresses import (
     is_file,
     is_folder,
     join_location,
-    read_file,
-    times_at_address,
-    write_file,
 )
-from fewshot_callbacks.files.names import is_system_name
 from fewshot_callbacks.functional.dynamics import DynamicsComparison, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
 from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
@@ -35,51 +31,8 @@ from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
 
-RECORD = "training.json"
-
-
-@dataclass(frozen=True)
-class TrainingRecord:
-    """How far a run was trained; written whenever an epoch ends, and at the end.
-
-    Args:
-        epochs: Number of epochs that have ended.
-        steps: Number of optimiser steps in these epochs.
-        max_epochs: Number of epochs that were requested.
-        ended: Whether the training came to its end: all epochs, or a callback that stopped it.
-        head: Head of a ProtoNet, by which two runs are told apart.
-    """
-
-    epochs: int
-    steps: int
-    max_epochs: int | None
-    ended: bool
-    head: str | None
-
-    def save(self, folder: Location) -> None:
-        """Write the record into the folder of the run."""
-        write_file(join_location(folder, RECORD), (json.dumps(asdict(self)) + "\n").encode())
-
-    @classmethod
-    def of(cls, folder: Location) -> TrainingRecord | None:
-        """Return the record of a run; None if there is none, or it is damaged."""
-        try:
-            return cls._read(read_file(join_location(folder, RECORD)))
-        # Another version may have written other fields, which is a TypeError.
-        except (OSError, ValueError, TypeError, RecursionError):
-            return None
-
-    @classmethod
-    def is_one(cls, content: bytes) -> bool:
-        """Return whether the content of a file is that of a record."""
-        try:
-            return bool(cls._read(content))
-        except (ValueError, TypeError, RecursionError):
-            return False
-
-    @classmethod
-    def _read(cls, content: bytes) -> TrainingRecord:
-        return cls(**json.loads(content))
+OTHER_CLASSES = "accuracy, other classes"
+SHOWN = ("mAP", "recall@1", "pair_f1", "grouped_recall@1")
 
 
 def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | None]) -> list[str]:
@@ -99,37 +52,6 @@ def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | No
             f"{second.epochs:,} ({second.steps:,}): a difference between the two may come from that alone."
         )
     return notes
-
-
-def best_checkpoint(run: Location) -> Location | None:
-    """Return `best.ckpt` of a run; of several (`best-v1.ckpt`) the newest; else `last.ckpt`, else any; None without one."""
-    if isinstance(run, str):
-        time_of: dict[Location, Any] = times_at_address(posixpath.join(run, "**/*.ckpt"))
-    else:
-        time_of = {file: file.stat().st_mtime for file in checkpoints_below(run)}
-    for beginning in ("best", "last", ""):
-        candidates = [file for file in time_of if PurePath(file).name.startswith(beginning)]
-        if candidates:
-            return max(candidates, key=lambda file: time_of[file])
-    return None
-
-
-def checkpoints_below(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder and the folders in it, sorted.
-
-    Left out are files that systems make, such as the `._best.ckpt` of a Mac, and links that lead nowhere.
-    """
-    return [
-        file
-        for file in sorted(folder.rglob("*.ckpt"))
-        if file.exists() and not any(map(is_system_name, file.relative_to(folder).parts))
-    ]
-
-
-DYNAMICS = "training_dynamics.json"
-CONFIGURATION = "config.yaml"
-OTHER_CLASSES = "accuracy, other classes"
-SHOWN = ("mAP", "recall@1", "pair_f1", "grouped_recall@1")
 
 
 @dataclass(frozen=True)
@@ -174,7 +96,7 @@ def run(options: Compare) -> None:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two runs, their results on the test set, and their steps."""
 
     folders: Sequence[Location]
@@ -234,7 +156,7 @@ class Comparison:
             console.print(as_text(f"No steps to compare: there is no {self.missing_file}."), soft_wrap=True)
 
 
-def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *, test: bool) -> Comparison:
+def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *, test: bool) -> RunComparison:
     """Return the comparison of two runs.
 
     Args:
@@ -263,7 +185,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
     if missing_file is None:
         dynamics = compare_dynamics(files[0], files[1], names=(first, second))
     tests = [] if why_untested else [results_of_run(run) for run in runs]
-    return Comparison(runs, (first, second), records, tests, why_untested, dynamics, missing_file)
+    return RunComparison(runs, (first, second), records, tests, why_untested, dynamics, missing_file)
 
 
 def _why_untested(runs: Sequence[Location]) -> str:

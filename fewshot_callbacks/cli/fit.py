@@ -26,11 +26,11 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from fewshot_callbacks.cli.compare import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint, checkpoints_below
 from fewshot_callbacks.cli.fit_help import configurations
 from fewshot_callbacks.cli.fit_mistakes import mistake_of_training
-from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.cli.mistakes import MistypedError, did_you_mean, reason
+from fewshot_callbacks.cli.run_files import CONFIGURATION, RECORD, TrainingRecord, best_checkpoint, checkpoints_below
+from fewshot_callbacks.cli.signals import Terminated
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import (

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 import fewshot_callbacks
 from fewshot_callbacks.cli.mistakes import did_you_mean, unknown_option, values_of
+from fewshot_callbacks.data import FewShotDataset
 
 # Options that take a class, and the base of what they take.
 BASES: dict[str, type] = {
@@ -85,7 +86,7 @@ def option_of_training(name: str) -> str:
         ('--data.dataset.train_folder', '--model.shots', '')
     """
     owners = {
-        "--data.dataset": fewshot_callbacks.FewShotDataset,
+        "--data.dataset": FewShotDataset,
         "--data": LightningDataModule,
         "--model": LightningModule,
     }

@@ -16,6 +16,7 @@ from fewshot_callbacks import __version__
 from fewshot_callbacks.cli.fit_help import help_of_training
 from fewshot_callbacks.cli.mistakes import MistypedError, did_you_mean, reason
 from fewshot_callbacks.cli.options import OPTIONS, in_shell
+from fewshot_callbacks.cli.signals import BROKEN_PIPE, INTERRUPTED, TERMINATED, Terminated
 from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import printable
 
@@ -39,12 +40,6 @@ NEED_ALL_EXTRAS = {"demo", "report", "fit", "validate", "test"}
 REPORTED_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
 # The environment variable that brings back the traceback of an error.
 DEBUG = "FEWSHOT_DEBUG"
-# The exit statuses of a shell for a command that a signal has ended: 128 plus SIGINT, SIGPIPE and SIGTERM.
-INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
-
-
-class Terminated(KeyboardInterrupt):
-    """Lightning has ended a run, cleanly, because the process received SIGTERM."""
 
 
 def parser() -> argparse.ArgumentParser:

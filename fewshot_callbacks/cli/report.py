@@ -20,7 +20,7 @@ from fewshot_callbacks.files.names import paths_on_disk
 from fewshot_callbacks.files.outputs import free_path, is_report, refuse_input
 from fewshot_callbacks.functional.retrieval import RetrievalReport, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords
-from fewshot_callbacks.report import Items, Model, ReportSettings, check_writable, pictures_of_files, write_report
+from fewshot_callbacks.report import Model, ReportItems, ReportSettings, check_writable, pictures_of_files, write_report
 from fewshot_callbacks.report.items import find_images
 from fewshot_callbacks.system.terminal import as_text, note, printable
 from fewshot_callbacks.system.words import counted
@@ -60,7 +60,7 @@ def run(options: Report) -> None:
     )
     console = Console()
     console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
-    for sentence in written.left_out:
+    for sentence in written.omissions:
         console.print(note(in_shell(sentence, "report")), soft_wrap=True)
     if options.output is None and output != UNNAMED:
         fact = f"{UNNAMED} holds something that this command has not written, and is left as it is."
@@ -91,7 +91,7 @@ def _model(sets: StoredSets, options: Report, settings: RetrievalSettings) -> Mo
     return Model(evaluate_sets(*inputs_of(sets), settings), queries, gallery, sets.file.stem)
 
 
-def _items_of_both(sets: StoredSets, options: Report) -> tuple[Items, Items | None]:
+def _items_of_both(sets: StoredSets, options: Report) -> tuple[ReportItems, ReportItems | None]:
     """Return the queries of a file with their images, and its gallery; None without a gallery.
 
     Raises:
@@ -103,7 +103,7 @@ def _items_of_both(sets: StoredSets, options: Report) -> tuple[Items, Items | No
     return queries, _items(sets, "gallery", "gallery", options.gallery_images, options)
 
 
-def _training_items(sets: StoredSets, file: Path, options: Report) -> Items:
+def _training_items(sets: StoredSets, file: Path, options: Report) -> ReportItems:
     """Return the items of `--train`.
 
     Args:
@@ -125,7 +125,7 @@ def _training_items(sets: StoredSets, file: Path, options: Report) -> Items:
     return _items(train, "query", "training items", options.train_images, options)
 
 
-def _items(sets: StoredSets, side: str, name: str, images: Path | None, options: Report) -> Items:
+def _items(sets: StoredSets, side: str, name: str, images: Path | None, options: Report) -> ReportItems:
     """Return the items of one set with their images.
 
     Args:
@@ -145,7 +145,7 @@ def _items(sets: StoredSets, side: str, name: str, images: Path | None, options:
     label_names = None
     if sets.label_names is not None:
         label_names = dict(enumerate(map(str, sets.label_names.tolist())))
-    return Items(
+    return ReportItems(
         embeddings,
         sets.arrays[f"{side}_labels"].tolist(),
         name,
@@ -172,12 +172,12 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
     paths = sets.get(name)
     if paths is not None:
         files = _inside(sets.file.parent if folder is None else folder, paths, sets.file)
-        source = f"{sets.name_in_file(name)!r} of {sets.file} holds {len(files):,} files"
+        found = f"{sets.name_in_file(name)!r} of {sets.file} holds {len(files):,} files"
     elif folder is not None:
         images = find_images(folder)
         files = images.files
         skipped = images.describe_skipped()
-        source = f"{folder} holds {len(files):,} images" + (f" ({skipped})" if skipped else "")
+        found = f"{folder} holds {len(files):,} images" + (f" ({skipped})" if skipped else "")
         if skipped:
             print(f"note: {printable(folder)}: {skipped}.", file=sys.stderr)
     else:
@@ -185,7 +185,7 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
     if len(files) != items:
         kind = "gallery items" if side == "gallery" else "embeddings"
         raise InputError(
-            f"{source}, and {sets.file} {items:,} {kind}. Save {sets.name_in_file(name)!r} with the embeddings, the file of "
+            f"{found}, and {sets.file} {items:,} {kind}. Save {sets.name_in_file(name)!r} with the embeddings, the file of "
             "each in the same order."
         )
     return files

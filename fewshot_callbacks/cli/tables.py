@@ -116,14 +116,14 @@ def comparison_table(
     )
     table.add_column("metric", overflow="fold")
     order = (1, 0) if earlier_first else (0, 1)
-    for side in order:
-        table.add_column(as_text(names[side]), justify="right", overflow="fold")
+    for column in order:
+        table.add_column(as_text(names[column]), justify="right", overflow="fold")
     table.add_column("difference", justify="right", style="bold", overflow="fold")
     table.add_column("its 95 % interval", justify="right", overflow="fold")
     table.add_column("beyond\nchance", overflow="fold")
     for name, difference in differences.items():
         *values, gain, interval, is_beyond_chance = difference.in_words()
-        cells = [*(values[side] for side in order), gain]
+        cells = [*(values[column] for column in order), gain]
         table.add_row(name, *("n/a" if "nan" in cell else cell for cell in cells), interval, is_beyond_chance)
     return table
 
@@ -173,7 +173,7 @@ def _why_without_interval(name: str, difference: Difference, users_metrics: Mapp
     if name in EPISODIC:
         return EPISODIC[name]
     requested = users_metrics.get(name) or requested_metric(name)
-    if requested.metric.source in ("pairs", "classes"):
+    if requested.metric.input in ("pairs", "classes"):
         return "one value of all pairs"
     return "of too few queries, classes or groups"
 
@@ -182,7 +182,7 @@ def _meaning(name: str, report: RetrievalReport) -> str:
     """Return the meaning of a metric, and the threshold at which it was measured."""
     requested = report.requested(name)
     threshold_text = ""
-    if requested.metric.source == "classes":
+    if requested.metric.input == "classes":
         wanting = report.consistency[requested.parameters["p"]].wanting(3).items()
         classes = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
         if classes:

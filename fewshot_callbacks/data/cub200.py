@@ -12,7 +12,7 @@ from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.files.text import read_lines
 
 FOLDER = "CUB_200_2011"
-SOURCE = (
+ARCHIVE = (
     "CUB_200_2011.tgz from the Caltech-UCSD Birds-200-2011 page of the Caltech Vision Lab "
     "(https://www.vision.caltech.edu/datasets/cub_200_2011/)"
 )
@@ -112,12 +112,12 @@ class CUB200(ImageSet):
         for image, path in lists.paths.items():
             class_id = lists.classes[image]
             listed.append((cub_split(class_id), ImageItem(folder / path, lists.class_names[class_id])))
-        fix = f"Unpack {SOURCE} into {root}"
+        fix = f"Unpack {ARCHIVE} into {root}"
         items = in_splits(listed, folder, "images.txt", fix, CLASSES, partial=partial)
         super().__init__(items, split, transform, memory_mb=memory_mb)
 
 
-class _Lists(NamedTuple):
+class _ImageLists(NamedTuple):
     """The lists of the set.
 
     Attributes:
@@ -131,9 +131,9 @@ class _Lists(NamedTuple):
     classes: dict[int, int]
 
 
-def _read_lists(folder: Path) -> _Lists:
+def _read_lists(folder: Path) -> _ImageLists:
     """Read the three lists, and refuse lists that do not fit together."""
-    fix = f"Unpack {SOURCE} into {folder.parent}."
+    fix = f"Unpack {ARCHIVE} into {folder.parent}."
     required(folder / "images", fix)
     class_names = _numbered_lines(required(folder / "classes.txt", fix))
     paths = _numbered_lines(required(folder / "images.txt", fix))
@@ -151,7 +151,7 @@ def _read_lists(folder: Path) -> _Lists:
     unknown = sorted(set(classes.values()) - class_names.keys())
     if unknown:
         raise InputError(f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}")
-    return _Lists(class_names, paths, classes)
+    return _ImageLists(class_names, paths, classes)
 
 
 def _numbered_lines(file: Path) -> dict[int, str]:
@@ -161,9 +161,9 @@ def _numbered_lines(file: Path) -> dict[int, str]:
         number, *text = re.split(r"[ \t]+", line.text, maxsplit=1)
         if not (number.isdecimal() and text):
             raise InputError(
-                f"Line {line.number} of {file} is {line.text!r}, not a number and a name. Unpack {SOURCE} again."
+                f"Line {line.number} of {file} is {line.text!r}, not a number and a name. Unpack {ARCHIVE} again."
             )
         if int(number) in texts:
-            raise InputError(f"Line {line.number} of {file} has the number {number} again. Unpack {SOURCE} again.")
+            raise InputError(f"Line {line.number} of {file} has the number {number} again. Unpack {ARCHIVE} again.")
         texts[int(number)] = composed_form(text[0])
     return texts

@@ -422,10 +422,10 @@ def augment_glyphs(
     # `affine_grid` refuses an empty batch.
     if len(images) == 0:
         return images
-    source = generator.device if generator is not None else images.device
+    device = generator.device if generator is not None else images.device
 
     def uniform(limit: float) -> Float[Tensor, "images"]:
-        return limit * (2 * torch.rand(len(images), generator=generator, device=source) - 1)
+        return limit * (2 * torch.rand(len(images), generator=generator, device=device) - 1)
 
     angle = torch.deg2rad(uniform(degrees))
     lean = uniform(shear)
@@ -440,5 +440,5 @@ def augment_glyphs(
     grid = affine_grid(theta, list(images.shape), align_corners=False)  # (images, size, size, 2)
     moved = grid_sample(images, grid, padding_mode="zeros", align_corners=False)
     if noise:
-        moved = moved + noise * torch.randn(images.shape, generator=generator, device=source).to(images)
+        moved = moved + noise * torch.randn(images.shape, generator=generator, device=device).to(images)
     return moved.clamp(0, 1)

@@ -28,7 +28,7 @@ from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 FOLDER = "LogoDet-3K"
-SOURCE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"
+ARCHIVE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"
 CATEGORIES = (
     "Clothes",
     "Electronic",
@@ -221,7 +221,7 @@ class LogoDet3K(ImageSet):
             raise InputError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
         check_shares(val_share, test_share)
         folder = Path(root) / FOLDER
-        fix = f"Unpack {SOURCE} into {root}, or pass partial=True to use what is there."
+        fix = f"Unpack {ARCHIVE} into {root}, or pass partial=True to use what is there."
         annotations = _read_annotations(folder, fix, partial=partial)
         boxes_of_class = Counter(item.class_name for item in annotations.items)
         items = [item for item in annotations.items if boxes_of_class[item.class_name] >= min_boxes]

@@ -28,7 +28,7 @@ from fewshot_callbacks.trainer.lightning import rank_zero_info
 FOLDER = "omniglot-py"
 BACKGROUND = "images_background"
 EVALUATION = "images_evaluation"
-SOURCE = (
+ARCHIVE = (
     "images_background.zip and images_evaluation.zip from the folder python of https://github.com/brendenlake/omniglot"
 )
 # Published numbers of characters, by which an incomplete copy is noticed.
@@ -164,7 +164,7 @@ def _alphabet(drawing: ImageItem) -> str:
 
 def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
     """List the drawings of a set, in the order of the names of characters and files."""
-    fix = f"Unpack {SOURCE} into {parent}"
+    fix = f"Unpack {ARCHIVE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
     of_systems = Counter[str]()
     files_of: dict[str, list[Path]] = {}

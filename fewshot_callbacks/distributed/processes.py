@@ -118,7 +118,7 @@ class Processes(ABC):
 
     @abstractmethod
     def _swap(
-        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], source: int | None
+        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], sender: int | None
     ) -> None:
         """Send contiguous tensors on the CPU to one process, and fill `received` with the tensors of another one.
 
@@ -126,7 +126,7 @@ class Processes(ABC):
             sent: The tensors to send.
             destination: Rank of the process that they go to; None if nothing is sent.
             received: Empty tensors of the right shapes and types.
-            source: Rank of the process that fills them; None if nothing is received.
+            sender: Rank of the process that fills them; None if nothing is received.
         """
 
     # ----------------------------------------------------------------------------------------------------- communication
@@ -229,27 +229,27 @@ class Processes(ABC):
             result[..., process_places] = process_columns
         return result
 
-    def exchange(self, sent: Sequence[Tensor] | None, destination: int, source: int) -> list[Tensor] | None:
+    def exchange(self, sent: Sequence[Tensor] | None, destination: int, sender: int) -> list[Tensor] | None:
         """Send tensors to one process, and return those that another one sends to this process.
 
         Args:
             sent: Tensors on the CPU; None to send nothing.
             destination: Rank of the process that they go to.
-            source: Rank of the process that sends to this one.
+            sender: Rank of the process that sends to this one.
 
         Returns:
-            The tensors of the source; None if it sends nothing.
+            The tensors of the sender; None if it sends nothing.
         """
         sent = None if sent is None else [tensor.contiguous() for tensor in sent]
         with to_the_end():
             # A receiver needs the shapes before it can make room. In this call all processes also learn that one has
             # failed, so that no tensor is sent that nobody takes.
             shapes = self.gather(None if sent is None else [(tensor.shape, tensor.dtype) for tensor in sent])
-            source_shapes = shapes[source]
+            shapes_of_sender = shapes[sender]
             received = None
-            if source_shapes is not None:
-                received = [torch.empty(shape, dtype=dtype) for shape, dtype in source_shapes]
-            self._swap(sent or (), destination if sent else None, received or (), source if received else None)
+            if shapes_of_sender is not None:
+                received = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes_of_sender]
+            self._swap(sent or (), destination if sent else None, received or (), sender if received else None)
         return received
 
 
@@ -260,9 +260,9 @@ class Alone(Processes):
         return [value]
 
     def _swap(
-        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], source: int | None
+        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], sender: int | None
     ) -> None:
-        del destination, source  # both are this process
+        del destination, sender  # both are this process
         for target, tensor in zip(received, sent, strict=True):
             target.copy_(tensor)
 

@@ -58,14 +58,14 @@ class TorchProcesses(Processes):
         return values
 
     def _swap(
-        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], source: int | None
+        self, sent: Sequence[Tensor], destination: int | None, received: Sequence[Tensor], sender: int | None
     ) -> None:
         transfers: list[Any] = []
         with self._naming_ended_processes():
             # Receiving and sending begin before either is waited for. In a ring in which each process first waits until its
             # tensors are taken, no process would ever take any. Both sides know the shapes, so both leave out empty tensors.
-            if source is not None:
-                rank = self._rank_among_all(source)
+            if sender is not None:
+                rank = self._rank_among_all(sender)
                 for tag, tensor in enumerate(received):
                     if tensor.numel():
                         transfers.append(torch.distributed.irecv(tensor, rank, group=self._group, tag=tag))

@@ -1,4 +1,4 @@
-"""Notes of reports for callers who see the values and never the report."""
+"""Notes of reports: beside the fields that they explain, and for callers who see the values and never the report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import re
 import warnings
 from collections.abc import Iterable
 from logging import Logger
+from typing import Any, NamedTuple
 
 from fewshot_callbacks.functional._repeated import is_on_copies
+
+
+class ReportFields(NamedTuple):
+    """Some fields of a report, by name, and notes on those that are NaN."""
+
+    fields: dict[str, Any]
+    notes: list[str]
 
 
 class NotesOnce:

@@ -101,7 +101,7 @@ def is_on_copies(note: str) -> bool:
     return BIT_FOR_BIT in note
 
 
-class Side(NamedTuple):
+class HashedRows(NamedTuple):
     """The queries or the items of an evaluation, of all processes."""
 
     hashes: Int[np.ndarray, "items"]
@@ -127,7 +127,7 @@ def _chunks(rows: StoredRows) -> Iterable[Tensor]:
 
 
 def count_copies(
-    queries: Side, items: Side, self_match: Ints | None, exclusions: Sequence[tuple[Ints, Ints]]
+    queries: HashedRows, items: HashedRows, self_match: Ints | None, exclusions: Sequence[tuple[Ints, Ints]]
 ) -> Int[np.ndarray, "queries"]:
     """Return how many candidates of each query are its copies: equal bit for bit, and with its label.
 
@@ -182,7 +182,7 @@ def _count_equal(columns: Sequence[tuple[Ints, Ints]]) -> Ints:
     return counts
 
 
-def are_telling(queries: Side, items: Side, copies: Ints, *, one_set: bool) -> Bool[np.ndarray, "queries"]:
+def are_telling(queries: HashedRows, items: HashedRows, copies: Ints, *, one_set: bool) -> Bool[np.ndarray, "queries"]:
     """Return which queries have copies that are likely to be repeated items.
 
     Copies tell nothing of repeated items, but that an embedding has lost what distinguishes items, if they are a row of
@@ -283,8 +283,8 @@ class Copies:
     @classmethod
     def among(
         cls,
-        queries: Side,
-        items: Side,
+        queries: HashedRows,
+        items: HashedRows,
         self_match: Ints | None,
         exclusions: Sequence[tuple[Ints, Ints]],
         own_items: tuple[Tensor | StoredRows, Ints],

@@ -205,13 +205,13 @@ def blocks_of(items: int, width: int) -> list[slice]:
 class Ridge:
     """Ridge regressions of all penalties on one set of items (see the module docstring).
 
-    Embeddings are divided by `unit`, a power of two, so that no square overflows. Penalties and eigenvalues are those of
+    Embeddings are divided by `scale`, a power of two, so that no square overflows. Penalties and eigenvalues are those of
     the divided embeddings.
     """
 
     items: int
     """number of items of all processes"""
-    unit: float
+    scale: float
     centre: Float[Tensor, "dim"]
     """mean of the divided embeddings"""
     axes: Float[Tensor, "dim rank"]
@@ -240,11 +240,11 @@ class Ridge:
     def predictions(self, rows: Float[Tensor, "chosen dim"], penalty: float) -> Float[Tensor, "chosen columns"]:
         """Return the predictions for other items."""
         coefficients = self.axes @ (self.products / (self.eigenvalues + penalty)[:, None])
-        return torch.addmm(self.target_mean, rows.double() / self.unit - self.centre, coefficients)
+        return torch.addmm(self.target_mean, rows.double() / self.scale - self.centre, coefficients)
 
     def projected(self, rows: Float[Tensor, "chosen dim"]) -> Float[Tensor, "chosen rank"]:
         """Return Z of some items."""
-        return (rows.double() / self.unit - self.centre) @ self.axes
+        return (rows.double() / self.scale - self.centre) @ self.axes
 
     def residuals(
         self, projected: Float[Tensor, "chosen rank"], targets: Float[Tensor, "chosen columns"], penalty: float
@@ -284,10 +284,10 @@ def fit_ridge(items: TrainingItems, processes: Processes) -> Ridge:
 
     Processes exchange sums: dim + columns numbers, then dim^2 + dim columns.
     """
-    unit, origin = _unit_and_origin(items, processes)
+    scale, origin = _scale_and_origin(items, processes)
     offsets = torch.zeros_like(origin)
     for block in items.blocks():
-        offsets += (items.rows[block].double() / unit - origin).sum(dim=0)
+        offsets += (items.rows[block].double() / scale - origin).sum(dim=0)
     count, offsets, target_sums = summed(
         [torch.tensor(float(len(items.rows)), dtype=torch.float64), offsets, items.targets.sums()], processes
     )
@@ -295,7 +295,7 @@ def fit_ridge(items: TrainingItems, processes: Processes) -> Ridge:
     scatter = torch.zeros(len(centre), len(centre), dtype=torch.float64)
     products = torch.zeros(len(centre), items.targets.columns, dtype=torch.float64)
     for block in items.blocks():
-        centred = items.rows[block].double() / unit - centre
+        centred = items.rows[block].double() / scale - centre
         scatter.addmm_(centred.T, centred)
         items.targets.add_products(products, centred, block)
     scatter, products = summed([scatter, products], processes)
@@ -303,10 +303,10 @@ def fit_ridge(items: TrainingItems, processes: Processes) -> Ridge:
     is_seen = eigenvalues > SMALLEST_SHARE * eigenvalues.max().clamp(min=0)
     axes = axes[:, is_seen]
     target_mean = target_sums / count
-    return Ridge(int(count), unit, centre, axes, eigenvalues[is_seen], target_mean, axes.T @ products)
+    return Ridge(int(count), scale, centre, axes, eigenvalues[is_seen], target_mean, axes.T @ products)
 
 
-def _unit_and_origin(items: TrainingItems, processes: Processes) -> tuple[float, Float[Tensor, "dim"]]:
+def _scale_and_origin(items: TrainingItems, processes: Processes) -> tuple[float, Float[Tensor, "dim"]]:
     """Return a power of two near the largest number, and an item divided by it. *Collective*.
 
     Means are taken from an item on. So equal items have a scatter of exactly zero, and so has a constant dimension.
@@ -317,9 +317,9 @@ def _unit_and_origin(items: TrainingItems, processes: Processes) -> tuple[float,
         largest = max(largest, abs(float(lowest)), abs(float(highest)))
     everyone = processes.gather((largest, items.rows[:1].double()))
     # One power less than the number: 2^1024 would overflow.
-    unit = math.ldexp(1.0, math.frexp(max(number for number, _ in everyone))[1] - 1)
+    scale = math.ldexp(1.0, math.frexp(max(number for number, _ in everyone))[1] - 1)
     origin = torch.cat([first for _, first in everyone])[0]
-    return unit, origin / unit
+    return scale, origin / scale
 
 
 def summed(values: Sequence[Tensor], processes: Processes) -> list[Tensor]:
@@ -475,10 +475,10 @@ def bring_groups_together(
     parts = [[tensor[holders == processes.rank] for tensor in tensors]]
     for step in range(1, processes.count):
         destination = (processes.rank + step) % processes.count
-        source = (processes.rank - step) % processes.count
+        sender = (processes.rank - step) % processes.count
         is_sent = holders == destination
         sent = [tensor[is_sent] for tensor in tensors] if bool(is_sent.any()) else None
-        received = processes.exchange(sent, destination, source)
+        received = processes.exchange(sent, destination, sender)
         if received is not None:
             parts.append(received)
     *joined, joined_groups = [torch.cat(part) for part in zip(*parts, strict=True)]

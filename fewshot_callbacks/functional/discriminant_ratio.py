@@ -149,7 +149,7 @@ class BatchScatter:
     """mean minus origin of a class, in the row of its origin; 0 in other rows"""
     count: Float[Tensor, "items"]
     """items of a class, in the row of its origin; 0 in other rows"""
-    source: torch.dtype
+    embedding_dtype: torch.dtype
     """dtype of the embeddings"""
 
     @classmethod
@@ -167,7 +167,7 @@ class BatchScatter:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the ratios."""
-        return torch.promote_types(self.source, torch.float32)
+        return torch.promote_types(self.embedding_dtype, torch.float32)
 
     def discriminant_ratio(self, *, eps: float, skip_singletons: bool) -> Float[Tensor, ""]:
         """Return J (see `discriminant_ratio`)."""
@@ -194,7 +194,7 @@ class BatchScatter:
 
     @cached_property
     def lengths(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Square roots of the scatter between and within classes, in one unit. Computed once for both ratios."""
+        """Square roots of the scatter between and within classes, on one scale. Computed once for both ratios."""
         return self._lengths(self.count)
 
     def _lengths(self, count: Float[Tensor, "items"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -205,12 +205,14 @@ class BatchScatter:
         means -= (count / count.sum()) @ means
         means *= count.sqrt().unsqueeze(1)
         deviations = self.deviations
-        if self.items.dtype == self.source:  # squares may overflow or underflow; those of narrower dtypes cannot
+        if (
+            self.items.dtype == self.embedding_dtype
+        ):  # squares may overflow or underflow; those of narrower dtypes cannot
             largest = [torch.linalg.vector_norm(rows, ord=torch.inf) for rows in (deviations, means)]
-            unit = torch.stack(largest).max()
-            unit = unit.where(unit > 0, 1)
-            deviations = deviations / unit
-            means = means / unit
+            scale = torch.stack(largest).max()
+            scale = scale.where(scale > 0, 1)
+            deviations = deviations / scale
+            means = means / scale
         return torch.linalg.vector_norm(means), torch.linalg.vector_norm(deviations)
 
 
@@ -249,8 +251,8 @@ def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
     """Return each row scaled to length 1, however small or large it is; a row of zeros stays as it is."""
     largest = torch.linalg.vector_norm(items, ord=torch.inf, dim=1, keepdim=True)
     scaled = items / largest.where(largest > 0, 1)
-    units: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1)
-    return units
+    unit_vectors: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1)
+    return unit_vectors
 
 
 @dataclass(frozen=True)
@@ -314,9 +316,9 @@ class ClassMoments:
         from_origin = items - origins[number]
         offsets = torch.zeros_like(origins).index_add_(0, number, from_origin) / counts.unsqueeze(1)
         distances = _lengths(from_origin - offsets[number])
-        unit = distances.new_ones(()) if len(distances) == 0 else distances.max()
-        squares = (distances / unit.where(unit > 0, 1)).square()
-        spread = unit * torch.zeros_like(offsets[:, 0]).index_add_(0, number, squares).sqrt()
+        scale = distances.new_ones(()) if len(distances) == 0 else distances.max()
+        squares = (distances / scale.where(scale > 0, 1)).square()
+        spread = scale * torch.zeros_like(offsets[:, 0]).index_add_(0, number, squares).sqrt()
         return cls(on_cpu(classes), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
@@ -359,10 +361,10 @@ class ClassMoments:
         moments = coded._of(owner == processes.rank)
         for step in range(1, processes.count):
             destination = (processes.rank + step) % processes.count
-            source = (processes.rank - step) % processes.count
+            sender = (processes.rank - step) % processes.count
             leaving = coded._of(owner == destination)
             tensors = [leaving.labels.codes, *leaving.values()]
-            received = processes.exchange(tensors, destination=destination, source=source)
+            received = processes.exchange(tensors, destination=destination, sender=sender)
             assert received is not None
             moments = moments.merge(ClassMoments(Labels(received[0]), *received[1:]))
         return moments

@@ -16,7 +16,7 @@
 others from moments, which can be merged over disjoint sets in any order.
 
 To add a number, add a field with `_logged` to `EmbeddingHealth`: its row in the printed table and its key in a monitor follow.
-Compute it in one of the functions that return `_Findings`. Two tables for readers are written by hand: the one above, and that
+Compute it in one of the functions that return `ReportFields`. Two tables for readers are written by hand: the one above, and that
 of `docs/metrics.md`.
 """  # noqa: E501 - a table
 
@@ -38,6 +38,7 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._notes import ReportFields
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, read_items
@@ -385,13 +386,6 @@ def embedding_health(
     return EmbeddingHealth(items=moments.count, dim=dim, k=k, notes=notes, **fields)
 
 
-class _Findings(NamedTuple):
-    """Some fields of `EmbeddingHealth`, and notes on those that are NaN."""
-
-    fields: dict[str, Any]
-    notes: list[str]
-
-
 # ----------------------------------------------------------------------------------------------------------------- moments
 
 
@@ -399,7 +393,7 @@ class _MomentsOfClasses(NamedTuple):
     """The moments of each class, of the items and of the items as unit vectors."""
 
     items: ClassMoments
-    units: ClassMoments
+    unit_vectors: ClassMoments
 
 
 def _moments_of_all(
@@ -412,33 +406,33 @@ def _moments_of_all(
     if largest_of_all > 2.0**1000:  # the length of a row may be infinite
         rows = rows * 2.0**-500
         largest_of_all *= 2.0**-500
-    unit = 2.0 ** math.frexp(largest_of_all)[1]
-    by_rank = processes.gather(_moments_here(rows, codes, unit, normalize=normalize))
-    moments, of_items, of_units = (_merged(moments_by_rank) for moments_by_rank in zip(*by_rank, strict=True))
-    return moments, None if of_items is None else _MomentsOfClasses(of_items, of_units)
+    scale = 2.0 ** math.frexp(largest_of_all)[1]
+    by_rank = processes.gather(_moments_here(rows, codes, scale, normalize=normalize))
+    moments, of_items, of_unit_vectors = (_merged(moments_by_rank) for moments_by_rank in zip(*by_rank, strict=True))
+    return moments, None if of_items is None else _MomentsOfClasses(of_items, of_unit_vectors)
 
 
 def _moments_here(
-    rows: Tensor, codes: Tensor | None, unit: float, *, normalize: bool
+    rows: Tensor, codes: Tensor | None, scale: float, *, normalize: bool
 ) -> tuple[Moments | None, ClassMoments | None, ClassMoments | None]:
     """Return the moments of the rows of this process, of each class, and of each class as unit vectors; None without rows.
 
     Args:
         rows: (items, dim).
         codes: (items,) the class of each item; None without labels, and without moments of classes.
-        unit: Length that is taken as 1.
+        scale: Length that is taken as 1.
         normalize: Whether rows are scaled to length 1 instead.
     """
     if not len(rows):
         return None, None, None
-    tiles = (unit_rows(tile.double()) if normalize else tile / unit for tile in rows.split(TILE))
+    tiles = (unit_rows(tile.double()) if normalize else tile / scale for tile in rows.split(TILE))
     moments = reduce(Moments.merge, (Moments.of(tile) for tile in tiles))
     if codes is None:
         return moments, None, None
     lengths = torch.from_numpy(_scatter_kernel.lengths(rows.numpy()))
-    of_units = _class_moments(rows, codes, lengths)
-    of_items = of_units if normalize else _class_moments(rows, codes, torch.full_like(lengths, unit))
-    return moments, of_items, of_units
+    of_unit_vectors = _class_moments(rows, codes, lengths)
+    of_items = of_unit_vectors if normalize else _class_moments(rows, codes, torch.full_like(lengths, scale))
+    return moments, of_items, of_unit_vectors
 
 
 def _class_moments(
@@ -461,7 +455,7 @@ def _merged(moments_by_rank: Sequence[Any]) -> Any:
     return reduce(lambda merged, moments: merged.merge(moments), present) if present else None
 
 
-def _from_moments(moments: Moments) -> _Findings:
+def _from_moments(moments: Moments) -> ReportFields:
     """Return the numbers that need neither labels nor neighbours, except the uniformity."""
     rankme = moments.rankme()
     effective_rank = moments.effective_rank()
@@ -478,21 +472,21 @@ def _from_moments(moments: Moments) -> _Findings:
             f"and the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
         )
     fields = {"rankme": rankme, "effective_rank": effective_rank, "spectral_decay": spectral_decay}
-    return _Findings(fields | {"spread": moments.spread}, notes)
+    return ReportFields(fields | {"spread": moments.spread}, notes)
 
 
 # ----------------------------------------------------------------------------------------------------------------- classes
 
 
-def _from_classes(moments: Moments, class_moments: _MomentsOfClasses) -> _Findings:
+def _from_classes(moments: Moments, class_moments: _MomentsOfClasses) -> ReportFields:
     """Return the numbers that compare items of one class, and classes with two items and more."""
     is_repeated = class_moments.items.counts > 1
     number = int(is_repeated.sum())
     if not number:
-        return _Findings({"classes": 0}, ["nc1, cdnv and alignment are NaN: no class has two items."])
-    fields: dict[str, Any] = {"classes": number, "alignment": _alignment(class_moments.units)}
+        return ReportFields({"classes": 0}, ["nc1, cdnv and alignment are NaN: no class has two items."])
+    fields: dict[str, Any] = {"classes": number, "alignment": _alignment(class_moments.unit_vectors)}
     if number < 2:
-        return _Findings(
+        return ReportFields(
             fields,
             [
                 "nc1 and cdnv are NaN: they compare classes, and one class has two items and more. alignment is of this "
@@ -514,20 +508,20 @@ def _from_classes(moments: Moments, class_moments: _MomentsOfClasses) -> _Findin
     nc1 = _nc1(within, counts, centred)
     if nc1 is None:
         notes.append("nc1 and cdnv are NaN: all classes have the same mean.")
-        return _Findings(fields, notes)
+        return ReportFields(fields, notes)
     rounding = (ROUNDING_OF_MEANS * float(moments.mean.norm())) ** 2
     cdnv = _distance_normalized_variance(centred, class_moments.items.scatter[is_repeated] / counts, rounding)
     if math.isnan(cdnv):
         notes.append("cdnv is NaN: two classes are one point, so that it divides 0 by 0.")
     if math.isinf(cdnv):
         notes.append("cdnv is infinite: two classes have the same mean.")
-    return _Findings(fields | {"nc1": nc1, "cdnv": cdnv}, notes)
+    return ReportFields(fields | {"nc1": nc1, "cdnv": cdnv}, notes)
 
 
-def _alignment(units: ClassMoments) -> float:
+def _alignment(unit_vectors: ClassMoments) -> float:
     """Return the mean squared distance of two items of a class, given the moments of unit vectors."""
-    pairs = (units.counts * (units.counts - 1)).sum()
-    return float(2 * (units.counts * units.scatter).sum() / pairs)
+    pairs = (unit_vectors.counts * (unit_vectors.counts - 1)).sum()
+    return float(2 * (unit_vectors.counts * unit_vectors.scatter).sum() / pairs)
 
 
 def _nc1(
@@ -592,7 +586,7 @@ def _squared_distances(
 # -------------------------------------------------------------------------------------------------------------- uniformity
 
 
-def _from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> _Findings:
+def _from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> ReportFields:
     """Return the uniformity and its interval, from all pairs of the items or of a sample. Collective.
 
     Args:
@@ -600,19 +594,25 @@ def _from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: Process
         items: Number of items of all processes.
         processes: All processes.
     """
-    units = unit_rows(torch.cat(processes.gather(_sampled(rows, items, processes).double())))
-    number = len(units)
+    unit_vectors = unit_rows(torch.cat(processes.gather(_sampled(rows, items, processes).double())))
+    number = len(unit_vectors)
     if number < 2:
         fields = {"uniformity": math.nan, "uniformity_interval": UNKNOWN}
-        return _Findings(fields, ["uniformity is NaN: a single item has no pair."])
-    lengths = units.square().sum(dim=1)
-    kernel = (lengths[:, None] + lengths - 2 * units @ units.T).clamp_(min=0).mul_(-2).exp_().fill_diagonal_(0.0)
+        return ReportFields(fields, ["uniformity is NaN: a single item has no pair."])
+    lengths = unit_vectors.square().sum(dim=1)
+    kernel = (
+        (lengths[:, None] + lengths - 2 * unit_vectors @ unit_vectors.T)
+        .clamp_(min=0)
+        .mul_(-2)
+        .exp_()
+        .fill_diagonal_(0.0)
+    )
     sum_of_item = kernel.sum(dim=1)
     total = sum_of_item.sum()
     uniformity = min(0.0, float((total / (number * (number - 1))).log()))
     reach = 0.0 if number == items else _reach_of_sample(sum_of_item, total, items)
     interval = Interval(uniformity - reach, uniformity + reach)
-    return _Findings({"uniformity": uniformity, "uniformity_interval": interval}, [])
+    return ReportFields({"uniformity": uniformity, "uniformity_interval": interval}, [])
 
 
 def _sampled(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> Float[Tensor, "sampled dim"]:
@@ -655,7 +655,7 @@ def _reach_of_sample(sum_of_item: Float[Tensor, "sample"], total: Float[Tensor, 
 # -------------------------------------------------------------------------------------------------------------- neighbours
 
 
-def _from_neighbours(items: Items, processes: Processes, k: int) -> _Findings:
+def _from_neighbours(items: Items, processes: Processes, k: int) -> ReportFields:
     """Return hubness and intrinsic dimension, from one search among the distinct rows. Collective.
 
     Args:
@@ -668,7 +668,7 @@ def _from_neighbours(items: Items, processes: Processes, k: int) -> _Findings:
             f"hubness, antihubs and intrinsic_dimension are NaN: {counted(k, 'neighbour')} need more than "
             f"{counted(items.length, 'item')}. Pass k of at most the number of other items."
         )
-        return _Findings({}, [note])
+        return ReportFields({}, [note])
     counts = _search_neighbours(_rows_of_all(items, processes), processes, k)
     notes = []
     dimension = _intrinsic_dimension(counts.log_ratios)
@@ -689,7 +689,7 @@ def _from_neighbours(items: Items, processes: Processes, k: int) -> _Findings:
         "hubs": tuple(hubs),
         "hubness": hubness,
     }
-    return _Findings(fields, notes)
+    return ReportFields(fields, notes)
 
 
 def _rows_of_all(items: Items, processes: Processes) -> Float[Tensor, "all_items dim"]:

@@ -41,7 +41,7 @@ from fewshot_callbacks.functional._reading import (
 from fewshot_callbacks.functional._repeated import (
     SKETCH,
     Copies,
-    Side,
+    HashedRows,
     count_equal_candidates,
     first_of_each,
     hashes_of,
@@ -50,7 +50,7 @@ from fewshot_callbacks.functional._repeated import (
 )
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.sources import RowSubset, Shards
-from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_source, rows_of
+from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_read_by_slices, rows_of
 from fewshot_callbacks.system.words import counted, verb
 
 # Rows in files are loaded if, as float32, they take at most this share of the budget.
@@ -350,8 +350,8 @@ class ItemSets:
 
     def copies(self) -> Copies:
         """Return the copies of each query among its candidates. The sets have hashes and labels. *Collective*."""
-        queries = self._side(self.queries)
-        gallery = queries if self.is_one_set else self._side(self.gallery)
+        queries = self._hashed_rows(self.queries)
+        gallery = queries if self.is_one_set else self._hashed_rows(self.gallery)
         return Copies.among(
             queries,
             gallery,
@@ -362,10 +362,10 @@ class ItemSets:
             as_codes=self.as_codes,
         )
 
-    def _side(self, items: Items) -> Side:
+    def _hashed_rows(self, items: Items) -> HashedRows:
         """Return the hashes and labels of all queries, or of all gallery items. *Collective*."""
         assert items.hashes is not None
-        return Side(items.of_all(self.processes, torch.from_numpy(items.hashes)).numpy(), items.labels.numpy())
+        return HashedRows(items.of_all(self.processes, torch.from_numpy(items.hashes)).numpy(), items.labels.numpy())
 
     def notes_on_copies(self, copies: Copies | None, effect: str = "A copy is a perfect neighbour") -> list[str]:
         """Return the notes on ids that different items share, and on copies.
@@ -451,7 +451,7 @@ def places_of(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> In
 
 
 class _ChosenRows:
-    """Some rows of a source, as a source.
+    """Some rows of an array, as an array.
 
     Args:
         rows: All rows.
@@ -677,18 +677,18 @@ class _Reader:
     # whether rows are hashed while they are read
     with_hashes: bool
 
-    def read(self, name: str, source: Any, places: Any) -> Items:
+    def read(self, name: str, array: Any, places: Any) -> Items:
         """Return the queries or the gallery, without columns. *Collective*.
 
         Args:
             name: `queries` or `gallery`, for messages.
-            source: Rows of this process.
+            array: Rows of this process.
             places: Their places; None if the rows of each process follow those of the process before.
         """
-        rows = self._rows(name, source)
+        rows = self._rows(name, array)
         items = len(rows) if rows.ndim else 0
         if items or self.processes.count == 1:  # one of several processes may hold nothing
-            code = name if self.as_codes and hasattr(source, "__array__") else tensor_code(name, source)
+            code = name if self.as_codes and hasattr(array, "__array__") else tensor_code(name, array)
             rows = self._checked(name, rows, code)
         dim = rows.shape[1] if rows.ndim == 2 else 0
         sizes, rows = self._of_one_kind(name, rows, items, dim)
@@ -700,11 +700,11 @@ class _Reader:
             check_places(self.call, name, torch.cat(self.processes.gather(places)))
         non_finite, hashes = self._checked_rows(rows)
         location = ""
-        if len(non_finite) and isinstance(source, Shards | RowSubset):
-            location = f", which is {source.where(int(non_finite[0]))}"
+        if len(non_finite) and isinstance(array, Shards | RowSubset):
+            location = f", which is {array.where(int(non_finite[0]))}"
         length = sum(sizes)
         non_finite_of_all = torch.cat(self.processes.gather(places[non_finite])).sort().values
-        refuse_non_finite(non_finite_of_all, length, name, self.call, location, tensor_code(name, source))
+        refuse_non_finite(non_finite_of_all, length, name, self.call, location, tensor_code(name, array))
         return Items(rows, places, length, given=length, hashes=hashes)
 
     def with_columns(
@@ -742,14 +742,14 @@ class _Reader:
                 of_sides[prefix][kind] = sides[prefix].of_all(self.processes, codes_of_rows)
         return {prefix: items.with_columns(**of_sides[prefix]) for prefix, items in sides.items()}, names
 
-    def _rows(self, name: str, source: Any) -> Tensor | StoredRows:
+    def _rows(self, name: str, array: Any) -> Tensor | StoredRows:
         """Return rows in memory; or rows that stay where they are, if they take much of the budget. *Collective*."""
-        is_read = is_source(source) and not self.as_codes
-        rows = source
+        is_read = is_read_by_slices(array) and not self.as_codes
+        rows = array
         if not is_read:
-            rows = rows_of(source, slice(0, int(source.shape[0]))) if is_source(source) else source
+            rows = rows_of(array, slice(0, int(array.shape[0]))) if is_read_by_slices(array) else array
             rows = as_tensor(rows, name, self.call).cpu()
-        in_memory = isinstance(source, Tensor) or type(source) is np.ndarray or not is_read
+        in_memory = isinstance(array, Tensor) or type(array) is np.ndarray or not is_read
         # Queries in memory are copied block by block anyway.
         may_stay = (name == "gallery" or not in_memory) and not self.as_codes and len(rows.shape) == 2
         size = 4.0 * math.prod(rows.shape) if may_stay else 0.0
@@ -758,7 +758,7 @@ class _Reader:
         if stays:
             return StoredRows(rows, self.memory) if is_read or rows.is_floating_point() else rows
         if is_read:
-            stored = StoredRows(rows, self.memory)  # a source need not have a length
+            stored = StoredRows(rows, self.memory)  # an array need not have a length
             return stored.read(slice(0, len(stored)))
         resident: Tensor = rows
         return resident

@@ -322,7 +322,7 @@ class NeighbourSearch:
     gallery_classes: Int[np.ndarray, "gallery"]
     self_match: Int[np.ndarray, "queries"]
     """place of the gallery item that each query is, and that does not vote for it; -1 for none"""
-    rows: _DistinctRows
+    rows: _RowClasses
     """distinct rows of the gallery"""
     equal_query: Int[np.ndarray, "own_queries"]
     """number of the first query of this process whose row equals that of each"""
@@ -340,7 +340,7 @@ class NeighbourSearch:
         for kind in GROUPING:
             if kind in gallery.columns:
                 row = torch.stack([row, gallery.columns[kind]], dim=1).unique(dim=0, return_inverse=True)[1]
-        rows = _DistinctRows.of(row.numpy(), gallery_classes.numpy())
+        rows = _RowClasses.of(row.numpy(), gallery_classes.numpy())
         self_match = sets.items_of_queries().numpy()
         return cls(sets, classes.numpy(), gallery_classes.numpy(), self_match, rows, equal_query)
 
@@ -482,7 +482,7 @@ def _only(vectors: Vectors, rules: Rules, queries: Int[np.ndarray, "batch"]) -> 
     return chosen, rules._replace(self_match=rules.self_match[queries], codes=codes)
 
 
-class _DistinctRows(NamedTuple):
+class _RowClasses(NamedTuple):
     """The distinct rows of a gallery, and one entry for each class among the items with the same row.
 
     The entries of row n are those from `offsets[n]` to `offsets[n + 1]`.
@@ -498,7 +498,7 @@ class _DistinctRows(NamedTuple):
     """number of items of the class with this row"""
 
     @classmethod
-    def of(cls, rows: Int[np.ndarray, "gallery"], gallery_classes: Int[np.ndarray, "gallery"]) -> _DistinctRows:
+    def of(cls, rows: Int[np.ndarray, "gallery"], gallery_classes: Int[np.ndarray, "gallery"]) -> _RowClasses:
         """Return the distinct rows, given a number for the row of each item, and its class."""
         _, first_items, row_of_item = np.unique(rows, return_index=True, return_inverse=True)
         order = np.argsort(first_items)  # rows by their first items

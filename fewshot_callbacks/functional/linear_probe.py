@@ -15,6 +15,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional._notes import ReportFields
 from fewshot_callbacks.functional._probe_inputs import CALL, read_targets
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._repeated import hashes_of
@@ -104,7 +105,7 @@ class ProbeReport(Values):
     items, also of those in `gallery_not_counted`"""
     queries: int
     """queries that the values are of"""
-    left_out: int
+    queries_without_match: int
     """queries that are left out, since no gallery item has their label"""
     gallery: int
     """items that the probe was fitted on"""
@@ -139,7 +140,7 @@ class ProbeReport(Values):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
-        plain = ("queries", "left_out", "gallery", "gallery_not_counted", "classes")
+        plain = ("queries", "queries_without_match", "gallery", "gallery_not_counted", "classes")
         penalty = {
             "strength": self.strength,
             "alpha": or_none(self.alpha),
@@ -262,13 +263,6 @@ def _checked_strengths(strengths: Any) -> list[float]:
 # ------------------------------------------------------------------------------------------------------- classification
 
 
-class _Findings(NamedTuple):
-    """Fields of a report, by name, and notes."""
-
-    fields: dict[str, Any]
-    notes: list[str]
-
-
 class _GalleryAccuracy(NamedTuple):
     """Accuracy of left-out gallery items."""
 
@@ -321,7 +315,7 @@ class _Classification:
         items = TrainingItems(rows, ClassTargets(classes, len(present)))
         return cls(queries, query_classes, items, classes, groups, len(present), confidence, notes)
 
-    def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> _Findings:
+    def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
         """Return the accuracy of queries and of left-out gallery items at a penalty. *Collective*."""
         fields, notes = self._accuracy_of_queries(ridge, penalty, processes)
         one_out = LeaveOneOut(ridge, self.items).predictions(penalty)
@@ -333,9 +327,9 @@ class _Classification:
         fields["intervals"] |= {key: accuracy.interval for key, accuracy in of_gallery.items()}
         fields["gallery_not_counted"] = max(accuracy.not_counted for accuracy in of_gallery.values())
         notes += [accuracy.note for accuracy in of_gallery.values() if accuracy.note is not None]
-        return _Findings(fields, notes)
+        return ReportFields(fields, notes)
 
-    def _accuracy_of_queries(self, ridge: Ridge, penalty: float, processes: Processes) -> _Findings:
+    def _accuracy_of_queries(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
         """Return the accuracy of the queries whose class the gallery has. *Collective*."""
         queries = self.queries
         width = max(queries.rows.shape[1], self.classes)
@@ -352,12 +346,14 @@ class _Classification:
         }
         intervals = {key: clustered_mean_interval(of_all, units, self.confidence) for key, of_all in values.items()}
         known = int(is_known.sum())
-        left_out = len(is_known) - known
+        without_match = len(is_known) - known
         notes = [*self.notes]
         means = {key: exact_mean(of_all[is_known]) for key, of_all in values.items()}
         notes += notes_on_largest_class({"probe": means["probe"]}, self.classes_of_queries[is_known])
-        if left_out:
-            notes.append(f"{left_out:,} of {len(is_known):,} queries are left out: no gallery item has their label.")
+        if without_match:
+            notes.append(
+                f"{without_match:,} of {len(is_known):,} queries are left out: no gallery item has their label."
+            )
         if math.isnan(intervals["probe"].low):
             kind = "group" if "groups" in queries.columns else "class"
             notes.append(
@@ -368,12 +364,12 @@ class _Classification:
             "values": means,
             "intervals": intervals,
             "queries": known,
-            "left_out": left_out,
+            "queries_without_match": without_match,
             "classes": self.classes,
             "per_target": {},
             "per_query": values,
         }
-        return _Findings(fields, notes)
+        return ReportFields(fields, notes)
 
     def _accuracy_of_gallery(
         self,
@@ -532,7 +528,7 @@ class _Regression:
         rows, gallery_targets, groups = _whole_groups(sets, gallery_targets)
         return cls(queries, query_targets, TrainingItems(rows, NumberTargets(gallery_targets)), groups, notes)
 
-    def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> _Findings:
+    def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
         """Return R2 and the rank correlation of queries, and R2 of left-out gallery items. *Collective*."""
         rows = self.queries.rows
         width = max(rows.shape[1], self.items.targets.columns)
@@ -553,13 +549,13 @@ class _Regression:
             "values": {key: _mean_of_defined(values) for key, values in per_target.items()},
             "intervals": {},
             "queries": self.queries.length,
-            "left_out": 0,
+            "queries_without_match": 0,
             "gallery_not_counted": 0,
             "classes": None,
             "per_target": per_target,
             "per_query": {},
         }
-        return _Findings(fields, [*self.notes, *_notes_on_undefined(per_target)])
+        return ReportFields(fields, [*self.notes, *_notes_on_undefined(per_target)])
 
     def _r2_of_gallery(
         self, way: LeaveOneOut | LeaveGroupOut, ridge: Ridge, penalty: float, processes: Processes
@@ -633,19 +629,19 @@ def _report(
 ) -> ProbeReport:
     """Fit the probe, choose the strength of its penalty, and return what it measures. *Collective*."""
     ridge = fit_ridge(probe.items, processes)
-    unit = ridge.mean_eigenvalue
+    scale = ridge.mean_eigenvalue
     way: LeaveOneOut | LeaveGroupOut = LeaveOneOut(ridge, probe.items)
     if probe.groups is not None:
         way = LeaveGroupOut(ridge, probe.items, probe.groups)
-    [squares] = summed([way.squared_errors([strength * unit for strength in strengths])], processes)
+    [squares] = summed([way.squared_errors([strength * scale for strength in strengths])], processes)
     of_strengths = (squares / (ridge.items * probe.items.targets.columns)).tolist()
     errors = dict(zip(strengths, of_strengths, strict=True))
     strength = _best(errors)
-    findings = probe.measure(ridge, strength * unit, processes)
+    findings = probe.measure(ridge, strength * scale, processes)
     return ProbeReport(
         confidence=confidence,
         strength=strength,
-        alpha=strength * unit * ridge.unit * ridge.unit,
+        alpha=strength * scale * ridge.scale * ridge.scale,
         errors=errors,
         gallery=ridge.items,
         notes=(*findings.notes, *_notes_on_fit(ridge, errors, strength)),

@@ -57,7 +57,7 @@ class Neighbours:
     is no neighbour"""
     tied: Bool[Tensor, "queries k"]
     """whether another candidate of the query, listed or not, has the same score, so that their order is arbitrary"""
-    left_out: Int[Tensor, "queries"]
+    unlisted_ties: Int[Tensor, "queries"]
     """number of candidates that have the same score as the last neighbour and are not listed only because of their
     index"""
     relevant: Bool[Tensor, "queries k"] | None = None
@@ -174,7 +174,7 @@ def nearest(
         >>> found.relevant
         tensor([[ True, False],
                 [ True, False]])
-        >>> found.left_out  # 1 is as far from 3 as 0 is
+        >>> found.unlisted_ties  # 1 is as far from 3 as 0 is
         tensor([0, 1])
     """
     with share.processes.together():
@@ -225,7 +225,7 @@ def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chos
         indices=sets.gallery.to_origins(places)[of_query],
         scores=scores[of_query],
         tied=_tied(scores, unlisted_ties)[of_query],
-        left_out=unlisted_ties[of_query],
+        unlisted_ties=unlisted_ties[of_query],
         relevant=None if relevant is None else relevant[of_query],
     )
 
@@ -259,7 +259,7 @@ class NearDuplicates:
     Examples:
         >>> import torch
         >>> pairs = near_duplicates(torch.tensor([[1.0, 0.0], [1.0, 0.01], [1.0, 0.02]]), most=1)
-        >>> len(pairs), pairs.total, pairs.left_out
+        >>> len(pairs), pairs.total, pairs.unlisted_pairs
         (1, 3, 2)
     """
 
@@ -281,7 +281,7 @@ class NearDuplicates:
     def __str__(self) -> str:
         """Return a table of the pairs with the highest scores."""
         head = f"{counted(self.total, 'pair')} with a score of at least {self.min_score:g}"
-        if self.left_out:
+        if self.unlisted_pairs:
             head += f", of which {len(self):,} are listed"
         if not len(self):
             return head
@@ -294,7 +294,7 @@ class NearDuplicates:
         return str(self)
 
     @property
-    def left_out(self) -> int:
+    def unlisted_pairs(self) -> int:
         """Number of pairs that reach the threshold but are not listed; none of them scores higher than a listed pair."""
         return self.total - len(self)
 

@@ -126,7 +126,7 @@ def suspects(
 
     Exactly k neighbours vote. Of items that tie as the last of them, those with the lowest indices do, unlike in
     `knn_accuracy`, where all of them share the votes that remain. So where many scores are equal, as among binary codes or
-    in a collapsed embedding, the result depends on the order of the items: `nearest(...).left_out` counts such ties.
+    in a collapsed embedding, the result depends on the order of the items: `nearest(...).unlisted_ties` counts such ties.
 
     A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is multinomial
     with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without training a

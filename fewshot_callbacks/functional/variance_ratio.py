@@ -142,9 +142,9 @@ def variance_ratio_of_set(
     undefined = _why_undefined(scatter)
     if undefined is not None:
         return VarianceRatioEstimate(math.nan, UNKNOWN, classes, items, undefined)
-    unit = scatter.spread.max()  # above 0; in other units the squares may overflow
-    between = counts * (scatter.distances / unit).square()
-    within = (scatter.spread / unit).square()
+    scale = scatter.spread.max()  # above 0; in other units the squares may overflow
+    between = counts * (scatter.distances / scale).square()
+    within = (scatter.spread / scale).square()
     squares = counts.square()
     ratio = float(estimated_ratio(between.sum() / within.sum(), items, classes, squares.sum()))
     # Leaving out a class moves the centre away from it: the scatter loses n_c |mu_c - mu|^2 n / (n - n_c).

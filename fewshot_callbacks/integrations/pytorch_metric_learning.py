@@ -106,7 +106,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         query, query_labels, reference, reference_labels = (
             numpy_to_torch(array).to(self.device) for array in (query, query_labels, reference, reference_labels)
         )
-        items = _Items(query, query_labels, reference, reference_labels, ref_includes_query)
+        items = _AccuracyInputs(query, query_labels, reference, reference_labels, ref_includes_query)
         items.check(has_rows_as_labels=self.label_comparison_fn is not EQUALITY)
         functions = self.get_function_dict(include, exclude)
         values = self._exact_values(items, [name for name in functions if name in _KEYS])
@@ -116,7 +116,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         self.curr_function_dict = functions
         return {name: values[name] for name in functions}
 
-    def _exact_values(self, items: _Items, names: Sequence[str]) -> dict[str, Any]:
+    def _exact_values(self, items: _AccuracyInputs, names: Sequence[str]) -> dict[str, Any]:
         """Return the values of the metrics that this package computes."""
         if not names:
             return {}
@@ -170,7 +170,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         return {name: _KEYS[name][1].format(k=k) for name in names}
 
 
-class _Items(NamedTuple):
+class _AccuracyInputs(NamedTuple):
     """The arguments of `get_accuracy`."""
 
     query: Tensor

@@ -26,7 +26,7 @@ from fewshot_callbacks.metrics._rows import RowsInFile, RowsInMemory, rows_in_fi
 from fewshot_callbacks.metrics.item_batch import ItemBatch, copied
 
 
-class _Items(NamedTuple):
+class _ItemColumns(NamedTuple):
     """Items without their embeddings."""
 
     labels: Labels
@@ -35,9 +35,9 @@ class _Items(NamedTuple):
     # see `ItemBatch.columns`
     columns: Mapping[Hashable, Labels]
 
-    def chosen(self, mask: Bool[Tensor, "items"]) -> _Items:
+    def chosen(self, mask: Bool[Tensor, "items"]) -> _ItemColumns:
         """Return the items that a mask selects."""
-        return _Items(self.labels[mask], self.positions[mask], _chosen(self.columns, mask))
+        return _ItemColumns(self.labels[mask], self.positions[mask], _chosen(self.columns, mask))
 
 
 class Shard(NamedTuple):
@@ -152,9 +152,9 @@ class EmbeddingStore:
         """Drop all stored items."""
         self._rows = RowsInMemory() if self._folder is None else RowsInFile(self._folder, self._call)
         # the items of each batch without their embeddings
-        self._batches: list[_Items] = []
+        self._batches: list[_ItemColumns] = []
         # embeddings and labels in pinned memory, each with the event that its copy from the device is complete
-        self._arriving: list[tuple[torch.cuda.Event, Tensor, _Items]] = []
+        self._arriving: list[tuple[torch.cuda.Event, Tensor, _ItemColumns]] = []
         self._items = 0
         self._dim: int | None = None
         # form of the labels, ids, groups and other columns so far, by name (see `Labels.form`)
@@ -205,7 +205,7 @@ class EmbeddingStore:
         positions = batch.positions
         if positions is None:
             positions = torch.arange(self._items, self._items + len(batch))
-        items = _Items(_to_host_labels(batch.labels), positions.to("cpu", copy=True), batch.columns)
+        items = _ItemColumns(_to_host_labels(batch.labels), positions.to("cpu", copy=True), batch.columns)
         self.forms |= batch.forms
         self._dim = batch.embeddings.shape[1]
         self._items += len(batch)
@@ -218,7 +218,7 @@ class EmbeddingStore:
             arrived.record(torch.cuda.current_stream(device))
             self._arriving.append((arrived, pinned, items))
 
-    def _keep(self, embeddings: Tensor, items: _Items) -> None:
+    def _keep(self, embeddings: Tensor, items: _ItemColumns) -> None:
         """Copy the rows of a batch to their place."""
         self._rows.append(embeddings)
         self._batches.append(items)
@@ -295,12 +295,12 @@ class EmbeddingStore:
             columns=columns,
         )
 
-    def _joined(self) -> _Items:
+    def _joined(self) -> _ItemColumns:
         """Return the items of all batches without their embeddings, with the columns that no batch lacks."""
         # A batch without items says nothing of columns.
         filled = [batch.columns for batch in self._batches if len(batch.labels)]
         names = [name for name in filled[0] if all(name in columns for columns in filled)] if filled else []
-        return _Items(
+        return _ItemColumns(
             labels=join(self._call, [batch.labels for batch in self._batches]),
             positions=torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)]),
             columns={name: join(self._call, [columns[name] for columns in filled], str(name)) for name in names},
@@ -340,7 +340,7 @@ class _Call:
     groups: tuple[bool, ...]
 
     @classmethod
-    def of(cls, batches: Sequence[_Items], dataset_size: int | None) -> _Call:
+    def of(cls, batches: Sequence[_ItemColumns], dataset_size: int | None) -> _Call:
         filled = [batch for batch in batches if len(batch.labels)]
         return cls(
             items=sum(len(batch.labels) for batch in filled),
@@ -394,7 +394,7 @@ def _chosen(columns: Mapping[Hashable, Labels], mask: Bool[Tensor, "items"]) -> 
 
 
 def _first_positions(
-    processes: Processes, items: _Items, row_sketches: Float[Tensor, "items numbers"], call: str
+    processes: Processes, items: _ItemColumns, row_sketches: Float[Tensor, "items numbers"], call: str
 ) -> tuple[Int[Tensor, "first"], str | None]:
     """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.
 

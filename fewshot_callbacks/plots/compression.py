@@ -35,7 +35,7 @@ OUTLINE = (withStroke(linewidth=2.5, foreground="white"),)
 class _Place(NamedTuple):
     """Where a label stands beside its point: 1 is right and above, -1 is left and below."""
 
-    side: int
+    direction: int
     rise: int
 
 
@@ -129,7 +129,7 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
     )
     # Boxes are only known once the axes have their place.
     figure.draw_without_rendering()
-    labels = _Labels(axes, all_points)
+    labels = _PointLabels(axes, all_points)
     for family, points in points_of.items():
         if points:
             labels.write(family.name, points[-1], family.colour, (UPPER_RIGHT, LOWER_RIGHT, LOWER_LEFT), style.TEXT)
@@ -175,7 +175,7 @@ def _draw_line(axes: Axes, family: _Family, points: Sequence[_Point]) -> None:
     )
 
 
-class _Labels:
+class _PointLabels:
     """Writes labels beside points, each where it covers neither a bar nor a label that was written before.
 
     Args:
@@ -193,9 +193,9 @@ class _Labels:
             label = self._axes.annotate(
                 text,
                 (point.size, point.value),
-                xytext=(place.side * LABEL_GAP, place.rise * LABEL_RISE),
+                xytext=(place.direction * LABEL_GAP, place.rise * LABEL_RISE),
                 textcoords="offset points",
-                ha="left" if place.side > 0 else "right",
+                ha="left" if place.direction > 0 else "right",
                 va="bottom" if place.rise > 0 else "top",
                 fontsize=size,
                 color=colour,

@@ -148,8 +148,8 @@ def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Poin
     points = np.zeros((len(vectors), 2))
     if not vectors.size:
         return points, None
-    unit = np.abs(vectors).max() or 1.0  # so that no square is infinite
-    centred = vectors / unit - (vectors / unit).mean(0)
+    scale = np.abs(vectors).max() or 1.0  # so that no square is infinite
+    centred = vectors / scale - (vectors / scale).mean(0)
     items, dim = centred.shape
     # Both products have the same eigenvalues other than zero: the smaller product is decomposed.
     is_long = dim <= items
@@ -165,7 +165,7 @@ def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Poin
     coordinates = centred @ eigenvectors if is_long else eigenvectors * np.sqrt(eigenvalues)
     farthest = np.take_along_axis(coordinates, np.abs(coordinates).argmax(0)[None], axis=0)
     signs = np.where(farthest < 0, -1.0, 1.0)
-    points[:, :count] = coordinates * signs * unit
+    points[:, :count] = coordinates * signs * scale
     first = float(eigenvalues[0]) / variance
     second = float(eigenvalues[1]) / variance if count > 1 else 0.0
     return points, (first, second)

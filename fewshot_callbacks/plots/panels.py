@@ -311,7 +311,7 @@ class _Grid:
         return cls(columns, lines)
 
     @property
-    def side(self) -> float:
+    def size(self) -> float:
         """The height and width of a picture."""
         # A gap stands before each neighbour, and two more between the query and its neighbours.
         gaps = (self.columns + 2) * GAP
@@ -320,7 +320,7 @@ class _Grid:
     @property
     def cell(self) -> float:
         """The height of a picture and of the two lines below it."""
-        return self.side + 2 * LINE + GAP
+        return self.size + 2 * LINE + GAP
 
     @property
     def row(self) -> float:
@@ -329,22 +329,22 @@ class _Grid:
 
     def left(self, column: int) -> float:
         """The left edge of a neighbour's picture."""
-        return EDGE + self.side + 3 * GAP + column * (self.side + GAP)
+        return EDGE + self.size + 3 * GAP + column * (self.size + GAP)
 
 
 def _draw_row(axes: Axes, row: PanelRow, grid: _Grid, top: float) -> None:
     """Draw a query and its neighbours below a line that names the query."""
     _draw_heading(axes, row, top)
     top += HEADING
-    _draw_picture(axes, row.query, EDGE, top, grid.side)
-    _draw_frame(axes, EDGE, top, grid.side, style.BLACK, "-")
-    _write(axes, EDGE, top + grid.side + MARGIN + LABEL_MIDDLE, "query", color=style.GREY)
+    _draw_picture(axes, row.query, EDGE, top, grid.size)
+    _draw_frame(axes, EDGE, top, grid.size, style.BLACK, "-")
+    _write(axes, EDGE, top + grid.size + MARGIN + LABEL_MIDDLE, "query", color=style.GREY)
     scores = [neighbour.score for neighbour in row.neighbours]
     for index, neighbour in enumerate(row.neighbours):
         line, column = divmod(index, grid.columns)
         is_tied = neighbour.tied or scores.count(neighbour.score) > 1
         words = f"{score_text(neighbour.score)} tie" if is_tied else score_text(neighbour.score)
-        _draw_neighbour(axes, neighbour, index + 1, words, grid.left(column), top + line * grid.cell, grid.side)
+        _draw_neighbour(axes, neighbour, index + 1, words, grid.left(column), top + line * grid.cell, grid.size)
 
 
 def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
@@ -361,14 +361,14 @@ def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
 
 
 def _draw_neighbour(
-    axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, side: float
+    axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, size: float
 ) -> None:
     """Draw the picture of a neighbour; below it its label, and a coloured badge with its rank beside its score."""
     look = RELEVANT_LOOK if neighbour.relevant else IRRELEVANT_LOOK
-    _draw_picture(axes, neighbour.item, left, top, side)
-    _draw_frame(axes, left, top, side, look.colour, look.dashes)
-    below = top + side + MARGIN
-    _write(axes, left, below + LABEL_MIDDLE, shorten(neighbour.item.label, side, style.SMALL))
+    _draw_picture(axes, neighbour.item, left, top, size)
+    _draw_frame(axes, left, top, size, look.colour, look.dashes)
+    below = top + size + MARGIN
+    _write(axes, left, below + LABEL_MIDDLE, shorten(neighbour.item.label, size, style.SMALL))
     badge = f"{rank} {look.symbol}"
     badge_width = width_of(badge, BADGE_TEXT) + 2 * BADGE_PADDING
     corner = (left, below + BADGE_TOP)
@@ -376,33 +376,33 @@ def _draw_neighbour(
     middle = below + BADGE_MIDDLE
     _write(axes, left + BADGE_PADDING, middle, badge, BADGE_TEXT, color="white", va="center_baseline")
     score_left = left + badge_width + BADGE_GAP
-    score = shorten(score, left + side - score_left, BADGE_TEXT)
+    score = shorten(score, left + size - score_left, BADGE_TEXT)
     _write(axes, score_left, middle, score, BADGE_TEXT, color=style.GREY, va="center_baseline")
 
 
-def _draw_picture(axes: Axes, item: Item, left: float, top: float, side: float) -> None:
+def _draw_picture(axes: Axes, item: Item, left: float, top: float, size: float) -> None:
     """Draw what is shown of an item inside a square: its text, its image, or the words "no image"."""
     if isinstance(item.picture, str):
         line_height = 1.25 * ITEM_TEXT / 72
-        lines = wrap(item.picture, side - 2 * TEXT_PADDING, int((side - LINES_MARGIN) / line_height), ITEM_TEXT)
+        lines = wrap(item.picture, size - 2 * TEXT_PADDING, int((size - LINES_MARGIN) / line_height), ITEM_TEXT)
         for number, line in enumerate(lines):
             _write(axes, left + TEXT_PADDING, top + TEXT_PADDING + number * line_height, line, ITEM_TEXT, va="top")
     elif item.picture is None:
-        axes.add_patch(Rectangle((left, top), side, side, facecolor=style.LIGHT_GREY, edgecolor="none"))
-        _write(axes, left + side / 2, top + side / 2, "no image", color=style.GREY, ha="center")
+        axes.add_patch(Rectangle((left, top), size, size, facecolor=style.LIGHT_GREY, edgecolor="none"))
+        _write(axes, left + size / 2, top + size / 2, "no image", color=style.GREY, ha="center")
     else:
-        _draw_image(axes, item.picture, left + side / 2, top + side / 2, side)
+        _draw_image(axes, item.picture, left + size / 2, top + size / 2, size)
 
 
-def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, side: float) -> None:
+def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, size: float) -> None:
     """Draw an image around a point, as large as a square of this side allows."""
     height, width = image.shape[:2]
     longer = max(height, width)
-    half_width = side * width / longer / 2
-    half_height = side * height / longer / 2
+    half_width = size * width / longer / 2
+    half_height = size * height / longer / 2
     left, right, bottom, top = axes.axis()
     # An image with fewer pixels than the screen has there would be blurred if it were smoothed.
-    smoothing: Literal["nearest", "auto"] = "nearest" if longer < SCREEN_RESOLUTION * side else "auto"
+    smoothing: Literal["nearest", "auto"] = "nearest" if longer < SCREEN_RESOLUTION * size else "auto"
     axes.imshow(
         np.broadcast_to(image, (height, width, 3)),
         extent=(x - half_width, x + half_width, y + half_height, y - half_height),
@@ -414,8 +414,8 @@ def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, side: float) 
     axes.set(xlim=(left, right), ylim=(bottom, top))  # imshow has set them to the image
 
 
-def _draw_frame(axes: Axes, left: float, top: float, side: float, colour: str, dashes: Dashes) -> None:
-    axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor=colour, linewidth=1.8, linestyle=dashes))
+def _draw_frame(axes: Axes, left: float, top: float, size: float, colour: str, dashes: Dashes) -> None:
+    axes.add_patch(Rectangle((left, top), size, size, fill=False, edgecolor=colour, linewidth=1.8, linestyle=dashes))
 
 
 def _explain_frames(axes: Axes, y: float) -> None:

@@ -11,15 +11,15 @@ with required_extra("report", "fewshot_callbacks.report"):
     import PIL  # noqa: F401
 
 from fewshot_callbacks.report.findings import Model, RetrievedItem
-from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
+from fewshot_callbacks.report.items import ReportItems, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
 from fewshot_callbacks.report.rows import write_rows
 from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.report.trials import trial_figures, write_trials
 
 __all__ = [
-    "Items",
     "Model",
+    "ReportItems",
     "ReportSettings",
     "RetrievedItem",
     "WrittenReport",

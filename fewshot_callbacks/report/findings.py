@@ -3,7 +3,7 @@
 A further finding takes six steps:
 
 1. `find` computes it.
-2. `Findings` has a field for it.
+2. `ReportFindings` has a field for it.
 3. `page.page_data` writes it for the script. It names each item by `PageWriter.item`, which also requests the picture of the
    item. Pictures are added to the file in the order of these calls until it is full: the call of a finding stands after
    those of more important ones.
@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 from fewshot_callbacks.functional.neighbours import Neighbours, near_duplicates, nearest
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.suspects import Suspects, suspects
-from fewshot_callbacks.report.items import Items, Key
+from fewshot_callbacks.report.items import Key, ReportItems
 from fewshot_callbacks.report.settings import ReportSettings
 
 # Largest number of worst queries of one class, so that one class does not fill the list. The pages for users say it in
@@ -73,12 +73,12 @@ class Model:
     """
 
     report: RetrievalReport
-    queries: Items
-    gallery: Items | None = None
+    queries: ReportItems
+    gallery: ReportItems | None = None
     name: str = "embeddings"
 
     @property
-    def searched(self) -> Items:
+    def searched(self) -> ReportItems:
         """The items among which the queries are searched."""
         return self.queries if self.gallery is None else self.gallery
 
@@ -154,7 +154,7 @@ class Duplicates:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ModelComparison:
     """The queries that two models rank most differently, the greatest difference first.
 
     Attributes:
@@ -169,7 +169,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
+class ReportFindings:
     """What a report tells beyond the metrics.
 
     Attributes:
@@ -190,7 +190,7 @@ class Findings:
     worst: list[int]
     searchable: list[int]
     retrieved: dict[int, Retrieved]
-    comparison: Comparison | None
+    comparison: ModelComparison | None
     confused: dict[Any, tuple[Any, float]]
     confusion_queries: int
     suspects: Suspects | None
@@ -200,8 +200,8 @@ class Findings:
 
 
 def find(
-    model: Model, other: Model | None, train: Items | None, settings: ReportSettings, sets: Sequence[Items]
-) -> Findings:
+    model: Model, other: Model | None, train: ReportItems | None, settings: ReportSettings, sets: Sequence[ReportItems]
+) -> ReportFindings:
     """Return all findings of a report.
 
     Args:
@@ -228,7 +228,7 @@ def find(
     confusion_neighbours = _rows_of(neighbours, np.searchsorted(queries, confusion_sample), CONFUSION_K)
 
     suspect_items, suspect_keys, notes = _find_suspects(model, settings)
-    return Findings(
+    return ReportFindings(
         worst=worst,
         searchable=searchable,
         retrieved={query: retrieved[query] for query in panel_queries},
@@ -247,7 +247,7 @@ def _each_once(queries: Sequence[int]) -> list[int]:
     return list(dict.fromkeys(queries))
 
 
-def _compare(model: Model, other: Model, settings: ReportSettings) -> Comparison:
+def _compare(model: Model, other: Model, settings: ReportSettings) -> ModelComparison:
     """Find the queries that two models rank most differently, and what the second model retrieves for them.
 
     There are at most `CHANGED` that the first model ranks better, and as many that it ranks worse, at most
@@ -259,9 +259,9 @@ def _compare(model: Model, other: Model, settings: ReportSettings) -> Comparison
     worse = _lowest_of_classes(np.where(gain < 0, gain, np.nan), labels, CHANGED, CHANGED_OF_A_CLASS)
     queries = better + worse
     if not queries:
-        return Comparison(better, worse, {})
+        return ModelComparison(better, worse, {})
     neighbours = other.nearest(queries, settings.neighbours, settings.memory_mb)
-    return Comparison(better, worse, dict(zip(queries, other.retrieved(neighbours), strict=True)))
+    return ModelComparison(better, worse, dict(zip(queries, other.retrieved(neighbours), strict=True)))
 
 
 def worst_queries(report: RetrievalReport, count: int, among: Bool[np.ndarray, "queries"] | None = None) -> list[int]:
@@ -351,7 +351,7 @@ def _rows_of(neighbours: Neighbours, rows: Int[np.ndarray, "chosen"], k: int) ->
         neighbours.indices[rows, :k],
         neighbours.scores[rows, :k],
         neighbours.tied[rows, :k],
-        neighbours.left_out[rows],
+        neighbours.unlisted_ties[rows],
     )
 
 
@@ -417,7 +417,7 @@ def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | N
 
 
 def _find_duplicates(
-    model: Model, train: Items | None, settings: ReportSettings, sets: Sequence[Items]
+    model: Model, train: ReportItems | None, settings: ReportSettings, sets: Sequence[ReportItems]
 ) -> list[Duplicates]:
     """Find near duplicates inside the searched set, between queries and gallery, and between training items and both."""
     if not settings.duplicates:
@@ -431,7 +431,7 @@ def _find_duplicates(
 
 
 def _duplicates_between(
-    sets: Sequence[Items], first: int, second: int, settings: ReportSettings, *, is_code: bool
+    sets: Sequence[ReportItems], first: int, second: int, settings: ReportSettings, *, is_code: bool
 ) -> Duplicates:
     """Find near duplicates between two sets, given by number, or inside one; binary codes by their equal bits."""
     first_items = sets[first]

@@ -42,7 +42,7 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class ReportItems:
     """Items of one set.
 
     Attributes:
@@ -108,24 +108,24 @@ def find_images(folder: Path) -> ImageListing:
     return listing
 
 
-def pictures_of_files(files: Sequence[Path], side: int, background: str = "white") -> Picture:
+def pictures_of_files(files: Sequence[Path], longest: int, background: str = "white") -> Picture:
     """Return a function that opens the image of an item; a JPEG is decoded only as large as a thumbnail needs.
 
     Args:
         files: The image file of each item.
-        side: Pixels of the longer side of a thumbnail.
+        longest: Pixels of the longer side of a thumbnail.
         background: The colour behind what is transparent.
 
     Returns:
         A function of the index of an item that returns a Pillow image, upright and opaque, and raises a ValueError where
         that cannot be read.
     """
-    return partial(_open, files, side, background)
+    return partial(_open, files, longest, background)
 
 
-def _open(files: Sequence[Path], side: int, background: str, index: int) -> Image.Image:
+def _open(files: Sequence[Path], longest: int, background: str, index: int) -> Image.Image:
     # The image is read at twice the size, so that a thumbnail is an average of pixels, not a selection.
-    return read_image(files[index], 2 * side, background)
+    return read_image(files[index], 2 * longest, background)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Thumbnails:
 
     Attributes:
         sets: The sets of items.
-        side: Pixels of the longer side.
+        longest: Pixels of the longer side.
         free_bytes: Bytes that are left for further pictures and texts.
         background: The colour behind what is transparent.
         images: Name of an item -> its picture as a data URI.
@@ -143,8 +143,8 @@ class Thumbnails:
         omitted: Number of items that did not fit.
     """
 
-    sets: Sequence[Items]
-    side: int
+    sets: Sequence[ReportItems]
+    longest: int
     free_bytes: int
     background: str = "white"
     images: dict[str, str] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class Thumbnails:
         content = None if picture is None else picture(index)
         if isinstance(content, str):
             return content[:MAX_TEXT], True
-        return data_uri(content, self.side, self.background), False
+        return data_uri(content, self.longest, self.background), False
 
     def _note_failure(self, key: Key, error: Exception) -> None:
         set_number, index = key
@@ -206,31 +206,31 @@ def name_of(key: Key) -> str:
     return f"{key[0]}-{key[1]}"
 
 
-def data_uri(original: object, side: int, background: str = "white") -> str:
+def data_uri(original: object, longest: int, background: str = "white") -> str:
     """Encode an image as WebP, without loss where it is small.
 
     Args:
         original: A Pillow image, a tensor or an array.
-        side: Pixels of the longer side of the picture; smaller images keep their size.
+        longest: Pixels of the longer side of the picture; smaller images keep their size.
         background: The colour behind what is transparent in a Pillow image.
 
     Returns:
         The picture as a data URI.
     """
-    image = _rgb_image(original, side, background)
-    image.thumbnail((side, side))
+    image = _rgb_image(original, longest, background)
+    image.thumbnail((longest, longest))
     content = io.BytesIO()
     image.save(content, "WEBP", lossless=max(image.size) <= MAX_LOSSLESS, quality=72, method=2)
     return "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def _rgb_image(original: object, side: int, background: str) -> Image.Image:
+def _rgb_image(original: object, longest: int, background: str) -> Image.Image:
     """Return an image of 8 bits in red, green and blue."""
     if isinstance(original, Image.Image) and has_known_range(original):
         return as_seen(original, background).convert("RGB")
     from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - matplotlib, which files of images do not need
 
-    picture = to_picture(original, longest=max(256, side))
+    picture = to_picture(original, longest=max(256, longest))
     values = np.rint(255 * picture).astype(np.uint8)
     if values.shape[-1] == 1:
         values = values[..., 0]

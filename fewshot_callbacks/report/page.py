@@ -31,12 +31,12 @@ from fewshot_callbacks.report.findings import (
     SUSPECT_K,
     WORST_OF_A_CLASS,
     Duplicates,
-    Findings,
     Model,
+    ReportFindings,
     Retrieved,
     find,
 )
-from fewshot_callbacks.report.items import Items, Key, Thumbnails, name_of
+from fewshot_callbacks.report.items import Key, ReportItems, Thumbnails, name_of
 from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.system.words import counted
 
@@ -127,7 +127,7 @@ def _best_f1(counts: PairCounts) -> float:
     return float(f1.max())
 
 
-def class_table(model: Model, other: Model | None, findings: Findings) -> list[list[Any]]:
+def class_table(model: Model, other: Model | None, findings: ReportFindings) -> list[list[Any]]:
     """Write a row for each class.
 
     Returns:
@@ -189,7 +189,7 @@ class PageWriter:
         requested: The items, in the order in which they were named.
     """
 
-    sets: Sequence[Items]
+    sets: Sequence[ReportItems]
     model: Model
     items: dict[str, list[Any]] = field(default_factory=dict)
     requested: list[Key] = field(default_factory=list)
@@ -224,7 +224,7 @@ class PageWriter:
 
 
 def page_data(
-    model: Model, other: Model | None, findings: Findings, sets: Sequence[Items], settings: ReportSettings
+    model: Model, other: Model | None, findings: ReportFindings, sets: Sequence[ReportItems], settings: ReportSettings
 ) -> tuple[dict[str, Any], list[Key]]:
     """Write everything that the script of the page shows, but the pictures.
 
@@ -255,7 +255,7 @@ def page_data(
     return content, writer.requested
 
 
-def _suspects_data(writer: PageWriter, findings: Findings, settings: ReportSettings) -> list[dict[str, Any]]:
+def _suspects_data(writer: PageWriter, findings: ReportFindings, settings: ReportSettings) -> list[dict[str, Any]]:
     """Write the most suspicious items, each with the neighbours that speak for another label."""
     suspects = findings.suspects
     if suspects is None:
@@ -292,7 +292,7 @@ def _duplicates_data(writer: PageWriter, duplicates: Duplicates) -> dict[str, An
     }
 
 
-def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: Findings) -> list[list[Any]]:
+def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: ReportFindings) -> list[list[Any]]:
     """Write the queries that the first model ranks better, then those that it ranks worse, by both models each."""
     comparison = findings.comparison
     if comparison is None:
@@ -327,21 +327,21 @@ class WrittenReport:
     Attributes:
         path: Path of the file.
         size: Size of the file in bytes.
-        left_out: A sentence on each part that the report does not show; empty if nothing was left out.
+        omissions: A sentence on each part that the report does not show; empty if nothing was left out.
     """
 
     path: Path
     size: int
-    left_out: tuple[str, ...]
+    omissions: tuple[str, ...]
 
 
 def write_report(
     path: str | Path,
     report: RetrievalReport,
-    queries: Items,
-    gallery: Items | None = None,
+    queries: ReportItems,
+    gallery: ReportItems | None = None,
     *,
-    train: Items | None = None,
+    train: ReportItems | None = None,
     other: Model | None = None,
     title: str = "Retrieval report",
     name: str = "embeddings",
@@ -438,7 +438,7 @@ def _can_be_replaced(path: Path) -> bool:
         return True
 
 
-def _omissions(model: Model, findings: Findings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
+def _omissions(model: Model, findings: ReportFindings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
     """Write a sentence on each part that the report does not show."""
     queries = model.report.queries
     sentences = list(findings.notes)
@@ -509,7 +509,7 @@ class ComparedMetric(NamedTuple):
 def _render(
     model: Model,
     other: Model | None,
-    findings: Findings,
+    findings: ReportFindings,
     content: dict[str, Any],
     omissions: Sequence[str],
     title: str,
@@ -536,7 +536,7 @@ def _render(
         confusion_k=CONFUSION_K,
         suspect_k=SUSPECT_K,
         worst_of_a_class=WORST_OF_A_CLASS,
-        left_out=omissions,
+        omissions=omissions,
         background=settings.background if content["images"] else None,
         data=_json(content),
     )

@@ -39,7 +39,7 @@ def write_trials(
     report: TrialReport,
     scores: Sequence[float],
     same: Sequence[bool],
-    sides: tuple[Sequence[Any], Sequence[Any]] | None = None,
+    names: tuple[Sequence[Any], Sequence[Any]] | None = None,
     *,
     title: str = "Verification report",
     name: str = "trials",
@@ -54,7 +54,7 @@ def write_trials(
         report: The result of `evaluate_trials` for these trials.
         scores: (trials,) the score of each trial.
         same: (trials,) whether both sides of a trial have one identity.
-        sides: Names of the first and of the second side of each trial, such as items or identities.
+        names: Names of the first and of the second side of each trial, such as items or identities.
         title: Title of the page.
         name: Name of the list.
 
@@ -70,10 +70,10 @@ def write_trials(
     check_writable(path)
     score_array = np.asarray(scores, np.float64)
     is_same = np.asarray(same, bool)
-    lengths = {len(score_array), len(is_same), *(len(side) for side in sides or ())}
+    lengths = {len(score_array), len(is_same), *(len(side) for side in names or ())}
     if lengths != {report.trials}:
         raise InputError(
-            f"write_trials: the report is of {counted(report.trials, 'trial')}, and scores, same and sides hold "
+            f"write_trials: the report is of {counted(report.trials, 'trial')}, and scores, same and names hold "
             f"{', '.join(map(str, sorted(lengths)))}. Pass those that were evaluated."
         )
     figure_of = trial_figures(report)
@@ -95,8 +95,8 @@ def write_trials(
         confidence=f"{100 * report.confidence:g} %",
         pictures={words: base64.b64encode(encode(figure, "png")).decode() for words, figure in pictures.items()},
         mistakes={
-            "Non-target trials with the highest scores": _mistake_rows(highest_nontargets, score_array, sides),
-            "Target trials with the lowest scores": _mistake_rows(lowest_targets, score_array, sides),
+            "Non-target trials with the highest scores": _mistake_rows(highest_nontargets, score_array, names),
+            "Target trials with the lowest scores": _mistake_rows(lowest_targets, score_array, names),
         },
     )
     write_whole(path, page)
@@ -106,15 +106,15 @@ def write_trials(
 def _mistake_rows(
     trials: Int[np.ndarray, "mistakes"],
     scores: Float[np.ndarray, "trials"],
-    sides: tuple[Sequence[Any], Sequence[Any]] | None,
+    names: tuple[Sequence[Any], Sequence[Any]] | None,
 ) -> list[tuple[str, Any, Any, int]]:
     """Write score, first side, second side and number of each trial; sides without a name are empty."""
     rows: list[tuple[str, Any, Any, int]] = []
     for trial in trials.tolist():
         first: Any = ""
         second: Any = ""
-        if sides is not None:
-            first = sides[0][trial]
-            second = sides[1][trial]
+        if names is not None:
+            first = names[0][trial]
+            second = names[1][trial]
         rows.append((f"{scores[trial]:.4f}", first, second, trial))
     return rows

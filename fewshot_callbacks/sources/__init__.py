@@ -1,8 +1,8 @@
-"""Rows of embeddings that stay where they are: files of shards, and sources that are read by slices.
+"""Rows of embeddings that stay where they are: files of shards, and arrays that are read by slices.
 
-A *source* of embeddings is whatever has three members: `shape`, which is (rows, dim); `dtype`, of NumPy or PyTorch; and
+An *array* of embeddings is whatever has three members: `shape`, which is (rows, dim); `dtype`, of NumPy or PyTorch; and
 `[start:stop]`, which reads these rows as an array or a tensor. Arrays, tensors, memory maps, and data sets of h5py and zarr
-are sources as they are, and so are `Shards`.
+are arrays as they are, and so are `Shards`.
 """
 
 from fewshot_callbacks.sources.row_subset import RowSubset

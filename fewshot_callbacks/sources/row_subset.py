@@ -1,4 +1,4 @@
-"""A subset of the rows of shards, as a source."""
+"""A subset of the rows of shards, as an array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_SPAN = 1024
 
 
 class RowSubset:
-    """A subset of the rows of shards, with their columns, as a source.
+    """A subset of the rows of shards, with their columns, as an array.
 
     Args:
         shards: All rows.

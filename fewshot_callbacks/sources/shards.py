@@ -125,9 +125,9 @@ class Shards:
         content = _inspect(self.files, self._opened, embeddings, names)
         self._name = content.name
         self._starts = [0, *accumulate(content.lengths)]
-        self.shape = (self._starts[-1], content.form.dim)
+        self.shape = (self._starts[-1], content.vector_type.dim)
         self._scaling = _Scaling.of(scale, offset, content)
-        self.dtype = content.form.dtype if self._scaling is None else np.dtype(np.float32)
+        self.dtype = content.vector_type.dtype if self._scaling is None else np.dtype(np.float32)
 
         by_file = {
             argument: _column_by_file(argument, column, content) for argument, column in column_arguments.items()
@@ -215,7 +215,7 @@ class Shards:
         return FORMATS[file.suffix.lower()](file)
 
 
-class _Form(NamedTuple):
+class _VectorType(NamedTuple):
     """The dim and the type of the vectors, alike in all files."""
 
     dim: int
@@ -233,7 +233,7 @@ class _Content(NamedTuple):
     name: str
     # number of rows of each file
     lengths: list[int]
-    form: _Form
+    vector_type: _VectorType
     # the first file with rows
     first_file: Path
     # argument -> the column in each file with rows
@@ -252,11 +252,11 @@ def _inspect(
         column_names: Argument -> name of a column beside the vectors.
 
     Raises:
-        ValueError: A file is damaged, lacks something, or has vectors of another form than the first one with rows.
+        ValueError: A file is damaged, lacks something, or has vectors of another type than the first one with rows.
     """
     lengths: list[int] = []
     columns: dict[str, list[NDArray[Any]]] = {argument: [] for argument in column_names}
-    form: _Form | None = None
+    vector_type: _VectorType | None = None
     first_file = files[0]
     for index, file in enumerate(files):
         with naming_file(file):
@@ -268,20 +268,20 @@ def _inspect(
             lengths.append(rows)
             if rows == 0:  # as distributed jobs write them; a list column without rows has no dim
                 continue
-            file_form = _form_of(vectors, name)
-            if form is None:
-                form = file_form
+            type_of_file = _vector_type_of(vectors, name)
+            if vector_type is None:
+                vector_type = type_of_file
                 first_file = file
-            if file_form != form:
+            if type_of_file != vector_type:
                 raise FileError(
-                    f"holds vectors of {file_form}, and {first_file} of {form}. Pass files of one model that were saved "
-                    "with one dtype."
+                    f"holds vectors of {type_of_file}, and {first_file} of {vector_type}. Pass files of one model that were "
+                    "saved with one dtype."
                 )
             for argument, column in column_names.items():
                 columns[argument].append(read_beside_vectors(arrays, column, argument, rows))
-    if name is None or form is None:
+    if name is None or vector_type is None:
         raise InputError(f"{files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
-    return _Content(name, lengths, form, first_file, columns)
+    return _Content(name, lengths, vector_type, first_file, columns)
 
 
 def _only_matrix(arrays: FileArrays) -> str:
@@ -308,7 +308,7 @@ def _other_shape(vectors: FileArray, name: str) -> FileError:
     )
 
 
-def _form_of(vectors: FileArray, name: str) -> _Form:
+def _vector_type_of(vectors: FileArray, name: str) -> _VectorType:
     """Return the dim and the type of vectors; the type is in the byte order of this machine, since PyTorch takes no other.
 
     Raises:
@@ -321,7 +321,7 @@ def _form_of(vectors: FileArray, name: str) -> _Form:
     dtype = stored.newbyteorder("=") if isinstance(stored, np.dtype) else stored
     if str(dtype) not in DTYPES:
         raise FileError(f"holds {name!r} as {dtype}. Save {', '.join(DTYPES)} (bfloat16 in safetensors).")
-    return _Form(int(shape[1]), dtype)
+    return _VectorType(int(shape[1]), dtype)
 
 
 def _column_by_file(argument: str, column: Any, content: _Content) -> list[NDArray[Any]]:
@@ -348,7 +348,7 @@ class _Scaling(NamedTuple):
         """
         if (scale, offset) == (1.0, 0.0):
             return None
-        dtype = str(content.form.dtype)
+        dtype = str(content.vector_type.dtype)
         if dtype not in ("int8", "uint8"):
             raise InputError(
                 f"scale={scale} and offset={offset} are of integers, and {content.first_file} holds {dtype}. Leave them out."

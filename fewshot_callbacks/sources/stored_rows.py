@@ -41,13 +41,13 @@ LEAST_CHUNK_ROWS = 64
 
 
 class StoredRows:
-    """Neighbouring rows of a source, which are read when they are needed.
+    """Neighbouring rows of an array, which are read when they are needed.
 
     Args:
-        source: (rows, dim) Floating-point numbers or small integers; has `shape`, `dtype` and slices.
+        array: (rows, dim) Floating-point numbers or small integers; has `shape`, `dtype` and slices.
         memory: Budget of the evaluation in bytes.
         start: The first row.
-        stop: The row after the last; None for the end of the source.
+        stop: The row after the last; None for the end of the array.
 
     Attributes:
         shape: (rows, dim), also as a length, `dim` and `ndim`.
@@ -58,14 +58,14 @@ class StoredRows:
         remaining_share: Share of the budget that is left for everything else.
     """
 
-    def __init__(self, source: Any, memory: float, start: int = 0, stop: int | None = None) -> None:
-        self.source = source
+    def __init__(self, array: Any, memory: float, start: int = 0, stop: int | None = None) -> None:
+        self.array = array
         self.start = start
-        self.stop = int(source.shape[0]) if stop is None else stop
-        self.dim = int(source.shape[1])
+        self.stop = int(array.shape[0]) if stop is None else stop
+        self.dim = int(array.shape[1])
         self.ndim = 2
         self.shape = (self.stop - self.start, self.dim)
-        is_double = str(source.dtype).endswith("float64")
+        is_double = str(array.dtype).endswith("float64")
         self.dtype = torch.float64 if is_double else torch.float32
         row_bytes = 4 * self.dim
         finite_memory = min(memory, 2.0**60)
@@ -92,7 +92,7 @@ class StoredRows:
             rows: Which rows.
             dtype: Type of the copy; by default that in which rows are compared.
         """
-        tensor = rows_of(self.source, slice(self.start + rows.start, self.start + rows.stop))
+        tensor = rows_of(self.array, slice(self.start + rows.start, self.start + rows.stop))
         dtype = dtype or self.dtype
         if tensor.numel() and len(tensor) <= self.chunk_rows:
             return self._blocks.empty(tensor.shape, dtype).copy_(tensor)
@@ -111,17 +111,17 @@ class StoredRows:
         return result
 
     def memory_mapped(self) -> Tensor:
-        """Return (rows, dim) all rows, mapped from a file: that of the source, or a copy that vanishes with the tensor.
+        """Return (rows, dim) all rows, mapped from a file: that of the array, or a copy that vanishes with the tensor.
 
         Rows of a tensor in the type in which they are compared are in memory already, and are returned as they are.
 
         Raises:
             ValueError: There is no room for the copy.
         """
-        if isinstance(self.source, Tensor) and self.source.dtype == self.dtype:
-            return self.source[self.start : self.stop].contiguous()
-        if _is_mapped(self.source):
-            values = self.source[self.start : self.stop]
+        if isinstance(self.array, Tensor) and self.array.dtype == self.dtype:
+            return self.array[self.start : self.stop].contiguous()
+        if _is_mapped(self.array):
+            values = self.array[self.start : self.stop]
             if values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
                 return _read_only_tensor(values)
         dtype = np.float64 if self.dtype == torch.float64 else np.float32
@@ -178,25 +178,25 @@ class _Blocks:
         return mmap(-1, size)
 
 
-def rows_of(source: Any, rows: slice) -> Tensor:
-    """Return neighbouring rows of a source on the CPU, in its type.
+def rows_of(array: Any, rows: slice) -> Tensor:
+    """Return neighbouring rows of an array on the CPU, in its type.
 
     Args:
-        source: (rows, dim) What `is_source` says is one.
+        array: (rows, dim) What `is_read_by_slices` says is one.
         rows: Which rows, within its shape.
 
     Raises:
         ValueError: It gives another number of rows, or rows of another dimension, than its shape says.
     """
-    values = source[rows]
+    values = array[rows]
     tensor = tensor_of_other_library(values)
     if tensor is None:
         tensor = torch.from_numpy(np.array(values))
-    expected = (rows.stop - rows.start, int(source.shape[1]))
+    expected = (rows.stop - rows.start, int(array.shape[1]))
     if tensor.shape != expected:
-        shape = tuple(int(size) for size in source.shape)
+        shape = tuple(int(size) for size in array.shape)
         raise InputError(
-            f"{with_article(type(source).__name__)} says that its shape is {shape}, and its rows {rows.start} to "
+            f"{with_article(type(array).__name__)} says that its shape is {shape}, and its rows {rows.start} to "
             f"{rows.stop} have the shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it "
             "returns for a slice."
         )
@@ -247,8 +247,8 @@ def as_one_tensor(rows: Tensor | StoredRows) -> Tensor:
     return rows.memory_mapped() if isinstance(rows, StoredRows) else rows
 
 
-def is_source(rows: Any) -> bool:
-    """Return whether rows are a source that is read by slices, and not compared as it is.
+def is_read_by_slices(rows: Any) -> bool:
+    """Return whether rows are an array that is read by slices, and not compared as it is.
 
     Tensors and arrays of float32 and float64 in memory are compared as they are, and so are arrays of other libraries.
     """
@@ -307,11 +307,11 @@ def read_ahead(slices: Iterable[slice], read: Callable[[slice], T]) -> Iterator[
             current = following
 
 
-def _is_mapped(source: Any) -> bool:
-    """Return whether a source is one mapped file, so that a slice reads nothing."""
-    if len(getattr(source, "files", ["one file"])) != 1:
+def _is_mapped(array: Any) -> bool:
+    """Return whether an array is one mapped file, so that a slice reads nothing."""
+    if len(getattr(array, "files", ["one file"])) != 1:
         return False
-    base = source[0:1]
+    base = array[0:1]
     while isinstance(base, np.ndarray):
         base = base.base
     return isinstance(base, mmap)

@@ -94,7 +94,7 @@ def validate(strategy: Any, bank: Any, *, with_ids: bool = False) -> dict[str, A
     monitors = (
         KnnMonitor((1, 5), bank, source=source),
         ProbeMonitor(bank, source=source),
-        GeneralizationGapMonitor(training_data=bank, classes=None, label_groups=2, max_share=None, source=source),
+        GeneralizationGapMonitor(bank=bank, classes=None, label_groups=2, max_share=None, source=source),
         DiscriminantRatioMonitor(source=source, every_n_steps=None),
         retrieval(source=source),
     )

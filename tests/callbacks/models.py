@@ -252,7 +252,7 @@ KEYS = {
 
 
 def gap_monitor(**settings: Any) -> GeneralizationGapMonitor:
-    defaults = {"training_data": Labelled(TRAINING), "classes": None, "label_groups": 3, "max_share": None}
+    defaults = {"bank": Labelled(TRAINING), "classes": None, "label_groups": 3, "max_share": None}
     return GeneralizationGapMonitor(**(defaults | with_source(settings, STEP_KEYS)))
 
 

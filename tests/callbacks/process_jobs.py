@@ -250,7 +250,7 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
 def of_sets() -> dict[str, Any]:
     """What several processes must see as one does; samples that are repeated to even them out vote and count once."""
     targets = [loader(multi_label_items(5)), loader(multi_label_items(ITEMS, seed=1))]
-    gap = gap_monitor(training_data=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
+    gap = gap_monitor(bank=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
     votes = (
         KnnMonitor((1, 4, 30), Labelled(TRAINING), name="train"),
         KnnMonitor((1, 4), "self"),
@@ -292,7 +292,7 @@ def failures() -> dict[str, Any]:
         )
         for how in ("nan", "nothing")
     }
-    failing = gap_monitor(training_data=Labelled(TRAINING), source=EmbeddingSource(STEP_KEYS, embed=fails_on_rank_one))
+    failing = gap_monitor(bank=Labelled(TRAINING), source=EmbeddingSource(STEP_KEYS, embed=fails_on_rank_one))
     seen["gap fails"] = validate(Net, loader(uneven()), failing)
     points, targets = multi_label_items(5).tensors
     spoilt = loader(TensorDataset(points * math.nan, targets))

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewshot_callbacks import EmbeddedSet, Monitor
+from fewshot_callbacks import Monitor
+from fewshot_callbacks.callbacks import EmbeddedSet
 
 
 class SilhouetteMonitor(Monitor):

@@ -147,7 +147,7 @@ def test_a_bank_is_what_its_loader_gives(bank: str) -> None:
     monitors = (
         KnnMonitor(3, make()),
         ProbeMonitor(make()),
-        GeneralizationGapMonitor(training_data=make(), classes=None, label_groups=3, max_share=None),
+        GeneralizationGapMonitor(bank=make(), classes=None, label_groups=3, max_share=None),
     )
     logged = log_of_validation(monitors, net)
     training = net.by_hand(of(indices))
@@ -192,9 +192,7 @@ def test_classes_are_drawn_from_the_items_of_the_sampler() -> None:
     """Seen red: they were drawn from all items of the data set."""
     data = Labelled()
     bank = DataLoader(data, 7, sampler=SubsetRandomSampler(TRAIN.tolist()))
-    monitor = GeneralizationGapMonitor(
-        training_data=bank, classes=4, items_per_class=3, label_groups=2, max_share=None, seed=3
-    )
+    monitor = GeneralizationGapMonitor(bank=bank, classes=4, items_per_class=3, label_groups=2, max_share=None, seed=3)
     log_of_validation(monitor, Embeds())
     drawn = TRAIN[class_subset(LABELS[TRAIN], 4, 3, seed=3)]
     assert sorted(data.read) == sorted(drawn.tolist())
@@ -214,11 +212,11 @@ def test_a_bank_that_cannot_be_read_to_its_end_is_refused(bank: Callable[[], Any
 
 
 def test_classes_cannot_be_drawn_from_a_stream() -> None:
-    monitor = GeneralizationGapMonitor(training_data=Stream(TRAINING), classes=4, label_groups=2)
-    with refused(UsageError, "training_data (Stream)", "classes=None"):
+    monitor = GeneralizationGapMonitor(bank=Stream(TRAINING), classes=4, label_groups=2)
+    with refused(UsageError, "bank (Stream)", "classes=None"):
         log_of_validation(monitor, Embeds())
-    monitor = GeneralizationGapMonitor(training_data=Batches(), classes=4, label_groups=2)
-    with refused(UsageError, "training_data (Batches)", "classes=None"):
+    monitor = GeneralizationGapMonitor(bank=Batches(), classes=4, label_groups=2)
+    with refused(UsageError, "bank (Batches)", "classes=None"):
         log_of_validation(monitor, Embeds())
 
 

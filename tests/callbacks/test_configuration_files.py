@@ -53,9 +53,9 @@ CASES = [
      {"source": "encoder", "bank": configured.Own(24), "strengths": [0.1, 1.0], "groups": [0, 1]}),
     ("ProbeMonitor", {"source": "encoder", "bank": named("OwnLoader", count=24), "strengths": 0.1},
      {"source": "encoder", "bank": configured.OwnLoader(24), "strengths": 0.1}),
-    ("GeneralizationGapMonitor", {"source": "encoder", "training_data": named("Own", count=24),
+    ("GeneralizationGapMonitor", {"source": "encoder", "bank": named("Own", count=24),
                                   "metrics": ["grouped_recall@1", "recall@1"]},
-     {"source": "encoder", "training_data": configured.Own(24), "metrics": ["grouped_recall@1", "recall@1"]}),
+     {"source": "encoder", "bank": configured.Own(24), "metrics": ["grouped_recall@1", "recall@1"]}),
     *(("RetrievalMonitor", {"source": source}, {"source": same}) for source, same in [
         ({"source": "encoder", "labels": 1}, EmbeddingSource("encoder", labels=1)),
         ({"class_path": "fewshot_callbacks.EmbeddingSource", "init_args": {"source": "encoder", "labels": 1, "ids": 2}},

@@ -356,7 +356,7 @@ MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], tuple[str, ...]]] = 
             GeneralizationGapMonitor,
             source=EmbeddingSource(("embeddings", "labels"), embed=lambda net, batch: net.embed(batch[0])),
         ),
-        ("GeneralizationGapMonitor", "training_data=..."),
+        ("GeneralizationGapMonitor", "bank=..."),
     ),
     (
         Net,

@@ -41,7 +41,7 @@ def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **s
 
 
 def test_what_is_logged_is_what_the_functions_say() -> None:
-    net, monitor = Embeds(), gap_monitor(training_data=DataLoader(Labelled(TRAINING), batch_size=47))
+    net, monitor = Embeds(), gap_monitor(bank=DataLoader(Labelled(TRAINING), batch_size=47))
     logged = log_of_validation(monitor, net)
     assert 0 < logged.pop("gap/share_of_time") < 1
     assert set(logged) == KEYS
@@ -53,7 +53,7 @@ def test_what_is_logged_is_what_the_functions_say() -> None:
 def test_settings_are_handed_on_and_a_seeded_subset_is_read_and_nothing_else() -> None:
     net, data = Embeds(), Labelled(TRAINING)
     settings = {"label_groups": 2, "similarity": "euclidean", "ties": "optimistic", "seed": 5}
-    monitor = gap_monitor(training_data=data, classes=4, items_per_class=3, prefix="over", **settings)
+    monitor = gap_monitor(bank=data, classes=4, items_per_class=3, prefix="over", **settings)
     logged = log_of_validation(monitor, net)
     chosen, some_val = class_subset(TRAINING.tensors[1], 4, 3, 5), class_subset(VALIDATION.tensors[1], None, 3, 5)
     assert sorted(data.read) == chosen.tolist()
@@ -139,10 +139,10 @@ def test_each_way_to_embed_gives_the_same_gap(make: Callable[[], Net], settings:
     ],
     ids=["parts", "mappings", "subset of a table", "function"],
 )
-def test_training_data_of_any_kind_gives_the_same_gap(data: Any, embed: Any) -> None:
+def test_a_bank_of_any_kind_gives_the_same_gap(data: Any, embed: Any) -> None:
     net = Embeds()
     settings = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
-    assert_that_of(net, log_of_validation(gap_monitor(training_data=data, embed=embed, **settings), net))
+    assert_that_of(net, log_of_validation(gap_monitor(bank=data, embed=embed, **settings), net))
 
 
 class Counted(TensorDataset):
@@ -172,20 +172,20 @@ class Counted(TensorDataset):
     ids=["tensors", "attribute", "table", *(f"subset of {kind}" for kind in ("tensors", "attribute", "table")),
          "parts of tensors", "parts of attribute"],
 )  # fmt: skip
-def test_labels_of_training_data_are_found_without_reading_an_item(of: Any, parts: Any) -> None:
+def test_labels_of_a_bank_are_found_without_reading_an_item(of: Any, parts: Any) -> None:
     """Only the items that are drawn are read, each once; and their labels are the right ones."""
     net, data = Embeds(), Counted(*TRAINING.tensors) if of is Counted else of(TRAINING)
     chosen, of_validation = class_subset(TRAINING.tensors[1], 4, 3, 0), class_subset(VALIDATION.tensors[1], None, 3, 0)
     settings = {"classes": 4, "items_per_class": 3, "label_groups": 2, "embed": embed_either}
     labels = {"labels": lambda batch: batch["label"] if isinstance(batch, dict) else batch[1]}
-    logged = log_of_validation(gap_monitor(training_data=parts(data), **settings, **labels), net)
+    logged = log_of_validation(gap_monitor(bank=parts(data), **settings, **labels), net)
     assert sorted(data.read) == chosen.tolist()
     logged.pop("gap/share_of_time")
     assert logged == close(expected(net, chosen, of_validation, label_groups=2))
 
 
 def test_a_data_module_may_give_the_training_set() -> None:
-    net, run = Embeds(), trainer(gap_monitor(training_data=None))
+    net, run = Embeds(), trainer(gap_monitor(bank="train"))
     run.validate(net, datamodule=Data(), verbose=False)
     assert_that_of(net, run.callback_metrics)
 
@@ -214,7 +214,7 @@ def test_the_gap_skips_epochs_until_it_takes_less_than_its_share_of_time(monkeyp
             now[0] += 3 / len(self)
             return super().__getitem__(index)
 
-    run = trainer(gap_monitor(training_data=Slow(TRAINING), max_share=0.1), max_epochs=8)
+    run = trainer(gap_monitor(bank=Slow(TRAINING), max_share=0.1), max_epochs=8)
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         run.fit(TenSeconds(), loader(TRAINING, batch_size=48), loader(VALIDATION))
     assert Counter(epochs) == dict.fromkeys((0, 2, 5), len(TRAINING))
@@ -240,7 +240,7 @@ def test_overfitting_is_said_when_it_begins_and_ends(caplog: Any) -> None:
             return {"embeddings": batch[0], "labels": batch[1]}
 
     good, bad = points(0.01), points(0.5)
-    run = trainer(GeneralizationGapMonitor(training_data=lambda _: Labelled(good), max_share=None))
+    run = trainer(GeneralizationGapMonitor(bank=lambda _: Labelled(good), max_share=None))
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         for data, count in ((good, 0), (bad, 1), (bad, 1), (good, 2), (good, 2)):
             run.validate(Fixed(), DataLoader(data, batch_size=64), verbose=False)
@@ -252,7 +252,7 @@ def test_overfitting_is_said_when_it_begins_and_ends(caplog: Any) -> None:
 
 
 def test_uneven_classes_are_spoken_of_once() -> None:
-    run = trainer(gap_monitor(training_data=Labelled(items(per_class=12, seed=1))), max_epochs=2)
+    run = trainer(gap_monitor(bank=Labelled(items(per_class=12, seed=1))), max_epochs=2)
     with warned(UserWarning, "gap", "training", "12.0", "validation", "6.0", "items_per_class=6") as caught:
         run.fit(Embeds(), loader(), loader(VALIDATION))
     assert len(messages_of(caught, "items_per_class=6")) == 1
@@ -288,21 +288,21 @@ def labelled(labels: Any) -> Dataset:
 @pytest.mark.parametrize(
     ("settings", "facts"),
     [
-        ({"training_data": None}, ("training_data=...", "training_data_for_evaluation()")),
+        ({"bank": "train"}, ("bank=...", "training_data_for_evaluation()")),
         (
-            {"training_data": TensorDataset(TRAINING.tensors[0]), "classes": 6},
+            {"bank": TensorDataset(TRAINING.tensors[0]), "classes": 6},
             ("TensorDataset", "labels", "targets", "dataset.labels = [...]"),
         ),
-        ({"training_data": labelled([1, 2]), "classes": 6}, ("GeneralizationGapMonitor(training_data=...)", 48, 2)),
+        ({"bank": labelled([1, 2]), "classes": 6}, ("GeneralizationGapMonitor(bank=...)", 48, 2)),
         (
-            {"training_data": labelled(torch.ones(48)), "classes": 6},
-            ("GeneralizationGapMonitor(training_data=...)", "integer", "torch.float32", "labels.long()"),
+            {"bank": labelled(torch.ones(48)), "classes": 6},
+            ("GeneralizationGapMonitor(bank=...)", "integer", "torch.float32", "labels.long()"),
         ),
         (
-            {"training_data": Subset(labelled(torch.ones(48)), range(48)), "classes": 6},
-            ("GeneralizationGapMonitor(training_data=...)", "integer", "torch.float32", "labels.long()"),
+            {"bank": Subset(labelled(torch.ones(48)), range(48)), "classes": 6},
+            ("GeneralizationGapMonitor(bank=...)", "integer", "torch.float32", "labels.long()"),
         ),
-        ({"training_data": lambda run: 3}, ("training_data", "int")),
+        ({"bank": lambda run: 3}, ("bank", "int")),
         ({"label_groups": 5}, ("training", "Grouped Recall", "label_groups=5", 6)),
         ({"embed": lambda module, batch: None}, ("embed", "None", "tensor")),
     ],
@@ -310,6 +310,12 @@ def labelled(labels: Any) -> Dataset:
 def test_what_is_wrong_ends_a_strict_run(settings: dict[str, Any], facts: tuple[Any, ...]) -> None:
     with refused(ValueError, *facts):
         log_of_validation(gap_monitor(**settings, strict=True), Embeds())
+
+
+@pytest.mark.parametrize("word", ["gallery", "self"])
+def test_a_word_that_names_no_training_set_is_refused(word: str) -> None:
+    with refused(ValueError, f"GeneralizationGapMonitor(bank='{word}')", "'train'", "data set", "loader"):
+        gap_monitor(bank=word)
 
 
 def test_too_few_classes_are_said_with_the_groups_that_were_asked_for() -> None:
@@ -320,8 +326,8 @@ def test_too_few_classes_are_said_with_the_groups_that_were_asked_for() -> None:
 
 
 def test_what_is_wrong_is_said_and_the_run_goes_on_if_it_is_not_strict() -> None:
-    with warned(UserWarning, "gap/grouped_recall@1", "NaN", "GeneralizationGapMonitor", "training_data=..."):
-        logged = log_of_validation(gap_monitor(training_data=None, strict=False), Embeds())
+    with warned(UserWarning, "gap/grouped_recall@1", "NaN", "GeneralizationGapMonitor", "bank=..."):
+        logged = log_of_validation(gap_monitor(bank="train", strict=False), Embeds())
     assert all(math.isnan(logged[key]) for key in KEYS)
 
 

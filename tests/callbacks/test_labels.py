@@ -188,7 +188,7 @@ def test_wrong_ids_and_groups_are_called_what_they_are(argument: str, groups: An
 
 def test_the_gap_of_words_is_that_of_their_numbers() -> None:
     def run(training: Any, data: DataLoader[Any]) -> dict[str, float]:
-        monitor = gap_monitor(training_data=training, embed=lambda module, batch: module.embed(batch[0]))
+        monitor = gap_monitor(bank=training, embed=lambda module, batch: module.embed(batch[0]))
         logged = log_of_validation(monitor, seeded(), data)
         return {name: value for name, value in logged.items() if name != "gap/share_of_time"}
 

@@ -170,7 +170,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "RetrievalMonitor": {"source": EmbeddingSource(embed="encoder")},
     "KnnMonitor": {"bank": Labelled(TRAINING)},
     "VerificationMonitor": {"trials": TRIALS, "ids": "path"},
-    "GeneralizationGapMonitor": {"training_data": Labelled(TRAINING)},
+    "GeneralizationGapMonitor": {"bank": Labelled(TRAINING)},
 }
 # A `Monitor` is a base class.
 CALLBACKS = [name for name in callbacks.__all__ if not name.endswith(("Source", "Set")) and name != "Monitor"]

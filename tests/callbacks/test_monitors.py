@@ -20,13 +20,13 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks import (
     DiscriminantRatioMonitor,
-    EmbeddedSet,
     EmbeddingHealthMonitor,
     EmbeddingSource,
     KnnMonitor,
     Monitor,
     RetrievalMonitor,
 )
+from fewshot_callbacks.callbacks import EmbeddedSet
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.metrics.item_batch import ItemBatch
@@ -144,7 +144,7 @@ def all_kinds(source: EmbeddingSource) -> Sequence[Callback]:
     return [
         EmbeddingHealthMonitor(source=source, k=3),
         DiscriminantRatioMonitor(source=source),
-        gap_monitor(source=source, training_data=TRAINING_DATA),
+        gap_monitor(source=source, bank=TRAINING_DATA),
     ]
 
 
@@ -296,11 +296,11 @@ def test_a_monitor_of_single_batches_makes_nobody_keep_them(stored: list[int]) -
 
 def test_training_items_are_embedded_once() -> None:
     net, data = Embeds(), Labelled(TRAINING)
-    monitors = KnnMonitor(2, data), gap_monitor(training_data=data), KnnMonitor(3, data, name="more")
+    monitors = KnnMonitor(2, data), gap_monitor(bank=data), KnnMonitor(3, data, name="more")
     together = log_of_validation(monitors, net, loader(VALIDATION))
     assert sorted(data.read) == list(range(len(TRAINING)))
     alone: dict[str, float] = {}
-    for monitor in (KnnMonitor(2, data), gap_monitor(training_data=data), KnnMonitor(3, data, name="more")):
+    for monitor in (KnnMonitor(2, data), gap_monitor(bank=data), KnnMonitor(3, data, name="more")):
         alone |= log_of_validation(monitor, net, loader(VALIDATION))
     for logged in (together, alone):
         del logged["gap/share_of_time"]

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks import EmbeddingMap, RetrievalMonitor, RetrievalPanels
-from fewshot_callbacks.callbacks._conduct import Stopwatch, UsageError
+from fewshot_callbacks.callbacks._conduct import TimeShare, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
@@ -106,7 +106,7 @@ def test_all_pictures_share_one_clock() -> None:
 
 
 def test_a_stopwatch_adds_up_also_after_an_error() -> None:
-    watch = Stopwatch()
+    watch = TimeShare()
     for seconds in (1.0, 2.0):
         with suppress(KeyError), watch.running():
             NOW[0] += seconds

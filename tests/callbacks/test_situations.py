@@ -204,7 +204,7 @@ def test_embeddings_of_any_precision_are_measured(
         embedded.add(embeddings.dtype)
         return embeddings
 
-    gap = gap_monitor(training_data=DataLoader(Labelled(data[0]), batch_size=11), embed=noted)
+    gap = gap_monitor(bank=DataLoader(Labelled(data[0]), batch_size=11), embed=noted)
     pair = monitors()[:2]
     run = trainer(Looks(), *pair, gap, batches, **settings)
     run.fit(net, loader(data[0]), loader(data[1]))

@@ -9,15 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fewshot_callbacks import (
-    EmbeddingSource,
-    TrialList,
-    TrialReport,
-    VerificationMonitor,
-    evaluate_trials,
-    trial_scores,
-)
+from fewshot_callbacks import EmbeddingSource, TrialList, VerificationMonitor, evaluate_trials, trial_scores
 from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.functional import TrialReport
 from tests.callbacks.models import (
     Net,
     Returns,

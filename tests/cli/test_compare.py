@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from fewshot_callbacks.cli.compare import DYNAMICS, RECORD, TrainingRecord, best_checkpoint
 from fewshot_callbacks.cli.fit import check_checkpoint
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.cli.run_files import DYNAMICS, RECORD, TrainingRecord, best_checkpoint
 from fewshot_callbacks.functional import compare_dynamics
 from tests.cli.command_options import CONFIGS, MONITORS, QUIET
 from tests.messages import missing_facts

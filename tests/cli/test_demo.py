@@ -9,7 +9,8 @@ from contextlib import redirect_stdout
 import pytest
 
 from fewshot_callbacks.cli import demo
-from fewshot_callbacks.cli.main import Terminated, main
+from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.cli.signals import Terminated
 from fewshot_callbacks.plots.style import METHODS, new_figure
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cases import first_classes

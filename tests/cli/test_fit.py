@@ -14,9 +14,9 @@ import torch
 import yaml
 from lightning.pytorch.loggers import Logger
 
-from fewshot_callbacks.cli.compare import TrainingRecord
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.cli.run_files import TrainingRecord
 from tests.cli.command_options import CONFIGS, QUIET, TINY, TINY_BALANCED, write_images
 from tests.messages import missing_facts, refused
 

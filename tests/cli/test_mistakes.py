@@ -13,8 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, TERMINATED, main, one_line
+from fewshot_callbacks.cli.main import DEBUG, main, one_line
 from fewshot_callbacks.cli.parsing import as_yaml, parse
+from fewshot_callbacks.cli.signals import BROKEN_PIPE, INTERRUPTED, TERMINATED
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cli.command_options import CONFIGS, MONITORS, ONE_EPOCH, QUIET, write_images
 from tests.messages import missing_facts, refused

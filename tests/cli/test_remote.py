@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from fewshot_callbacks.cli.compare import TrainingRecord, best_checkpoint
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.cli.run_files import TrainingRecord, best_checkpoint
 from fewshot_callbacks.functional import DynamicsHistory, compare_dynamics
 from fewshot_callbacks.functional.dynamics import StepDynamics
 from tests.cli.command_options import CONFIGS, MONITORS, QUIET

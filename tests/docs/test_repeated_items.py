@@ -203,7 +203,7 @@ MONITORS: dict[str, Callable[[], Any]] = {
     "KnnMonitor": lambda: KnnMonitor((1, 5), BANK, source=SOURCE),
     "ProbeMonitor": lambda: ProbeMonitor(BANK, source=SOURCE),
     "GeneralizationGapMonitor": lambda: GeneralizationGapMonitor(
-        training_data=BANK, source=SOURCE, classes=None, label_groups=3, max_share=None
+        bank=BANK, source=SOURCE, classes=None, label_groups=3, max_share=None
     ),
     "Monitor": lambda: SilhouetteMonitor(source=SOURCE),
     "VerificationMonitor": lambda: VerificationMonitor(

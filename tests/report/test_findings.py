@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from fewshot_callbacks import RetrievalPanels, evaluate_retrieval
-from fewshot_callbacks.report import Items, ReportSettings, write_report
+from fewshot_callbacks.report import ReportItems, ReportSettings, write_report
 from fewshot_callbacks.report.findings import CONFUSION_K, SUSPECT_K, WORST_OF_A_CLASS
 from tests.messages import missing_facts
 
@@ -30,7 +30,7 @@ def test_a_report_states_its_limits(tmp_path):
     rows = torch.nn.functional.one_hot(torch.tensor(labels)) + 0.1 * torch.randn(300, 60)
     labels[5] = 7  # a suspect
     html = write_report(
-        tmp_path / "report.html", evaluate_retrieval(rows, labels), Items(rows, labels)
+        tmp_path / "report.html", evaluate_retrieval(rows, labels), ReportItems(rows, labels)
     ).path.read_text()
     assert worst_of_a_class_in(html) == {str(WORST_OF_A_CLASS)}
     assert missing_facts(html, (f"{CONFUSION_K} neighbours", f"{SUSPECT_K} nearest neighbours")) == []

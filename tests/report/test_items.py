@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from fewshot_callbacks.report.items import MAX_TEXT, Items, Thumbnails, data_uri, image_files, pictures_of_files
+from fewshot_callbacks.report.items import MAX_TEXT, ReportItems, Thumbnails, data_uri, image_files, pictures_of_files
 from tests.messages import refused
 
 
@@ -83,7 +83,7 @@ def test_large_images_keep_their_shape_and_transparent_ones_lie_on_white():
 
 def test_each_item_is_kept_once_and_the_first_items_fit():
     images = np.random.default_rng(0).integers(0, 255, (50, 40, 40), dtype=np.uint8)
-    items = Items(None, [0] * 50, picture=lambda index: images[index])
+    items = ReportItems(None, [0] * 50, picture=lambda index: images[index])
     thumbnails = Thumbnails([items], 96, 20_000)
     thumbnails.add([(0, 3), (0, 3), *((0, index) for index in range(50))])
     assert list(thumbnails.images)[:2] == ["0-3", "0-0"]
@@ -97,7 +97,7 @@ def test_long_texts_are_cut_and_failures_name_the_item_and_its_file():
             raise OSError("gone")
         return "word " * 100
 
-    thumbnails = Thumbnails([Items(None, [0, 0], "queries", shown, ["a.txt", "b.txt"])], 96, 10_000)
+    thumbnails = Thumbnails([ReportItems(None, [0, 0], "queries", shown, ["a.txt", "b.txt"])], 96, 10_000)
     thumbnails.add([(0, 0), (0, 1)])
     assert len(thumbnails.texts["0-0"]) == MAX_TEXT
     assert thumbnails.failures == ["queries 1 (\u2068b.txt\u2069): OSError: gone"]  # its own direction

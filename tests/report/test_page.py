@@ -16,7 +16,7 @@ from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval, evaluate_tria
 from fewshot_callbacks.functional.retrieval.registry import METRICS
 from fewshot_callbacks.functional.verification.identification import IDENTIFICATION_METRICS
 from fewshot_callbacks.functional.verification.trials import TRIAL_METRICS
-from fewshot_callbacks.report import Items, Model, ReportSettings, pictures_of_files, write_report, write_trials
+from fewshot_callbacks.report import Model, ReportItems, ReportSettings, pictures_of_files, write_report, write_trials
 from fewshot_callbacks.report.page import write_whole
 from tests.messages import missing_facts, refused
 from tests.report.browser import CONTRAST, emulate, open_browser, resize
@@ -50,12 +50,12 @@ def example(tmp_path_factory):
         Image.new("L", (30, 20), index % 200 + 40).save(file)
     files[7].unlink()
     files[8].write_bytes(b"no image")
-    items = Items(embeddings, labels, "items", pictures_of_files(files, 96), [file.name for file in files])
+    items = ReportItems(embeddings, labels, "items", pictures_of_files(files, 96), [file.name for file in files])
     metrics = (*DEFAULT_METRICS[:-1], "recall@precision0.5", "recall@precision0.9")
     report = evaluate_retrieval(embeddings, labels, metrics=metrics)
     weaker = embeddings + 0.6 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(2))
-    other = Model(evaluate_retrieval(weaker, labels, metrics=metrics), Items(weaker, labels), name="weaker")
-    split = Items(train, ["train"] * 50, "training items")
+    other = Model(evaluate_retrieval(weaker, labels, metrics=metrics), ReportItems(weaker, labels), name="weaker")
+    split = ReportItems(train, ["train"] * 50, "training items")
     words = {"title": f"Report {MARKUP}", "name": MARKUP}
     written = write_report(folder / "report.html", report, items, train=split, other=other, **words)
     html = written.path.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def test_the_page_names_no_address_to_load_from(example):
 
 
 def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
-    assert any("007.png" in line and "008.png" in line and "2 pictures" in line for line in example.left_out)
+    assert any("007.png" in line and "008.png" in line and "2 pictures" in line for line in example.omissions)
     assert len(example.data["images"]) > 200
     assert missing_facts(example.html, ("Exif", "<bdi>white</bdi>")) == []
 
@@ -126,18 +126,18 @@ def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
 def test_the_page_tells_its_size_and_keeps_below_max_mb(example, tmp_path):
     assert example.size == example.path.stat().st_size
     assert f"{example.size / 1e6:.1f} MB" in example.html or f"{example.size / 1e3:.0f} kB" in example.html
-    items = Items(example.embeddings, example.labels, picture=lambda _: torch.rand(3, 90, 90))
+    items = ReportItems(example.embeddings, example.labels, picture=lambda _: torch.rand(3, 90, 90))
     small = write_report(tmp_path / "small.html", example.report, items, settings=ReportSettings(max_mb=0.4))
     assert small.size < 0.4e6
-    assert any(missing_facts(line, ("pictures", "0.4 MB")) == [] for line in small.left_out)
+    assert any(missing_facts(line, ("pictures", "0.4 MB")) == [] for line in small.omissions)
 
 
 def test_the_report_says_that_queries_are_sampled(example, tmp_path):
     settings = ReportSettings(worst=5, searchable=10, suspects=0, duplicates=0, confusion_queries=50)
-    items = Items(example.embeddings, example.labels)
-    left_out = write_report(tmp_path / "few.html", example.report, items, settings=settings).left_out
-    assert any("15 of 320 queries" in line or "14 of 320 queries" in line for line in left_out)
-    assert any(missing_facts(line, ("Confusions", "50 queries")) == [] for line in left_out)
+    items = ReportItems(example.embeddings, example.labels)
+    omissions = write_report(tmp_path / "few.html", example.report, items, settings=settings).omissions
+    assert any("15 of 320 queries" in line or "14 of 320 queries" in line for line in omissions)
+    assert any(missing_facts(line, ("Confusions", "50 queries")) == [] for line in omissions)
 
 
 @pytest.mark.parametrize("similarity", ["euclidean", "hamming"])
@@ -151,18 +151,18 @@ def test_a_gallery_searched_by_each_similarity_has_a_report(similarity, tmp_path
     query = ids % 5 == 0
     arguments = rows[query], labels[query], rows, labels
     report = evaluate_retrieval(*arguments, query_ids=ids[query], gallery_ids=ids, similarity=similarity)
-    queries = Items(rows[query], labels[query].tolist(), "queries", label_names=names, ids=ids[query])
-    gallery = Items(rows, labels.tolist(), "gallery", label_names=names, ids=ids)
+    queries = ReportItems(rows[query], labels[query].tolist(), "queries", label_names=names, ids=ids[query])
+    gallery = ReportItems(rows, labels.tolist(), "gallery", label_names=names, ids=ids)
     written = write_report(tmp_path / "report.html", report, queries, gallery)
     assert "eagle owl" in written.path.read_text(encoding="utf-8")
 
 
 def test_a_single_class_with_texts_instead_of_images_and_intervals_of_another_confidence(tmp_path):
     rows = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-    items = Items(rows, ["one"] * 12, picture=lambda index: f"text {index}")
+    items = ReportItems(rows, ["one"] * 12, picture=lambda index: f"text {index}")
     report = evaluate_retrieval(rows, ["one"] * 12, confidence=0.9)
     written = write_report(tmp_path / "report.html", report, items)
-    assert any("Suspects" in line for line in written.left_out)
+    assert any("Suspects" in line for line in written.omissions)
     html = written.path.read_text(encoding="utf-8")
     assert "text 3" in html
     assert "90 % interval" in html
@@ -171,7 +171,7 @@ def test_a_single_class_with_texts_instead_of_images_and_intervals_of_another_co
 
 def test_without_metrics_of_pairs_there_is_no_threshold_to_move(example, browser, tmp_path):
     report = evaluate_retrieval(example.embeddings, example.labels, metrics=("mAP", "recall@1"))
-    written = write_report(tmp_path / "report.html", report, Items(example.embeddings, example.labels, "queries"))
+    written = write_report(tmp_path / "report.html", report, ReportItems(example.embeddings, example.labels, "queries"))
     browser.get_log("browser")
     browser.get(written.path.as_uri())
     assert browser.find_elements("id", "threshold") == []
@@ -183,7 +183,7 @@ def test_without_metrics_of_pairs_there_is_no_threshold_to_move(example, browser
 def test_an_estimate_has_no_report(example, tmp_path):
     few = evaluate_retrieval(example.embeddings, example.labels, max_queries=50)
     with refused(ValueError, "50 queries", "320 items", "max_queries"):
-        write_report(tmp_path / "report.html", few, Items(example.embeddings, example.labels))
+        write_report(tmp_path / "report.html", few, ReportItems(example.embeddings, example.labels))
 
 
 def test_an_interrupt_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -329,7 +329,7 @@ def test_a_long_path_stays_in_its_box(browser, tmp_path):
     rows[1] = rows[0]
     labels = [name for name in NAMES for _ in range(5)]
     files = [f"{'folder_of_a_long_name/' * 8}{index}.png" for index in range(len(rows))]
-    items = Items(rows, labels, "items", files=files)
+    items = ReportItems(rows, labels, "items", files=files)
     browser.get(write_report(tmp_path / "long.html", evaluate_retrieval(rows, labels), items).path.as_uri())
     outside = """return [...document.querySelectorAll('.panel bdi, .pair bdi')].filter(name => {
         const box = name.closest('li, .panel, .pair').getBoundingClientRect();

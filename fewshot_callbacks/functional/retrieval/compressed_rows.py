@@ -14,7 +14,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.settings import Code
-from fewshot_callbacks.sources.stored_rows import even_slices, is_source, rows_of
+from fewshot_callbacks.sources.stored_rows import even_slices, is_read_by_slices, rows_of
 
 # An int8 code has 256 values, so that the range of a dimension has 255 steps.
 STEPS = 255
@@ -45,8 +45,8 @@ class Ranges(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
-    """A form in which embeddings are stored.
+class StorageFormat:
+    """A format in which embeddings are stored.
 
     Args:
         dims: Number of dimensions, the first ones.
@@ -76,11 +76,11 @@ class Form:
             return -(-self.dims // 8)  # rounded up
         return self.dims * bytes_per_number
 
-    def of(self, rows: Any, ranges: Ranges | None) -> Tensor | _FormOfSource:
-        """Return rows in this form: of a tensor a tensor, of a source a source.
+    def of(self, rows: Any, ranges: Ranges | None) -> Tensor | _CodedRows:
+        """Return rows in this format: of a tensor a tensor, of another array an array.
 
         Args:
-            rows: (items, dim) A tensor on the CPU, or a source that is read by slices.
+            rows: (items, dim) A tensor on the CPU, or another array, whose slices are read.
             ranges: The ranges by which int8 codes are made; other forms need none.
 
         Returns:
@@ -88,10 +88,10 @@ class Form:
         """
         if isinstance(rows, Tensor):
             return self.of_tensor(rows, ranges)
-        return _FormOfSource(rows, self, ranges)
+        return _CodedRows(rows, self, ranges)
 
     def of_tensor(self, rows: Tensor, ranges: Ranges | None) -> Tensor:
-        """Return the rows of a tensor in this form."""
+        """Return the rows of a tensor in this format."""
         first_dims = rows[:, : self.dims]
         if self.code is None:
             return first_dims
@@ -105,7 +105,7 @@ class Form:
         return codes
 
 
-def forms_of(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> list[Form]:
+def storage_formats(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> list[StorageFormat]:
     """Return the forms of embeddings: the first dimensions, codes of all dimensions, and codes of the first ones.
 
     Args:
@@ -114,12 +114,12 @@ def forms_of(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> list[Form]
         codes: Kinds of codes.
 
     Examples:
-        >>> [form.name for form in forms_of(8, [4], ["int8", "binary"])]
+        >>> [storage.name for storage in storage_formats(8, [4], ["int8", "binary"])]
         ['dims4', 'int8', 'binary', 'dims4_int8', 'dims4_binary']
     """
-    truncated = [Form(number, None, False) for number in dims]
-    coded = [Form(dim, code, True) for code in codes]
-    both = [Form(number, code, False) for number in dims for code in codes]
+    truncated = [StorageFormat(number, None, False) for number in dims]
+    coded = [StorageFormat(dim, code, True) for code in codes]
+    both = [StorageFormat(number, code, False) for number in dims for code in codes]
     return truncated + coded + both
 
 
@@ -146,7 +146,7 @@ def find_ranges(gallery: Any, dim: int, processes: Processes) -> Ranges:
     """Return the ranges of all dimensions. *Collective*.
 
     Args:
-        gallery: (items, dim) The gallery items of this process: a tensor on the CPU, or a source; finite.
+        gallery: (items, dim) The gallery items of this process: a tensor on the CPU, or another array; finite.
         dim: Number of dimensions, which a process without items does not know otherwise.
         processes: Those that hold the gallery together.
     """
@@ -183,37 +183,37 @@ def refuse_wide_ranges(call: str, ranges: Ranges) -> None:
         )
 
 
-class _FormOfSource:
-    """The rows of a source in a form, as a source: each slice is read and coded when it is asked for.
+class _CodedRows:
+    """The rows of an array in a format, as an array: each slice is read and coded when it is asked for.
 
     Args:
         rows: All dimensions.
-        form: The form.
+        storage: The format.
         ranges: The ranges by which int8 codes are made.
     """
 
-    def __init__(self, rows: Any, form: Form, ranges: Ranges | None) -> None:
+    def __init__(self, rows: Any, storage: StorageFormat, ranges: Ranges | None) -> None:
         self._rows = rows
-        self._form = form
+        self._storage = storage
         self._ranges = ranges
-        self.shape = (int(rows.shape[0]), form.dims)
-        self.dtype = rows.dtype if form.code is None else torch.int8
+        self.shape = (int(rows.shape[0]), storage.dims)
+        self.dtype = rows.dtype if storage.code is None else torch.int8
 
     def __getitem__(self, span: slice) -> Tensor:
-        """Return neighbouring rows in the form. All dimensions of a few rows at a time are in memory."""
+        """Return neighbouring rows in the format. All dimensions of a few rows at a time are in memory."""
         start, stop, _ = span.indices(self.shape[0])
         pieces = [
-            self._form.of_tensor(rows_of(self._rows, piece), self._ranges)
+            self._storage.of_tensor(rows_of(self._rows, piece), self._ranges)
             for piece in even_slices(start, stop, _rows_at_once(int(self._rows.shape[1])))
         ]
         if not pieces:
-            return self._form.of_tensor(rows_of(self._rows, slice(0, 0)), self._ranges)
+            return self._storage.of_tensor(rows_of(self._rows, slice(0, 0)), self._ranges)
         return torch.cat(pieces)
 
 
 def is_read(rows: Any) -> bool:
-    """Return whether rows are a source whose slices are read, and no tensor in memory."""
-    return is_source(rows) and not isinstance(rows, Tensor)
+    """Return whether rows are an array whose slices are read, and no tensor in memory."""
+    return is_read_by_slices(rows) and not isinstance(rows, Tensor)
 
 
 def _spans(items: int, dim: int) -> list[slice]:

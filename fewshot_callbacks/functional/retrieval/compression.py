@@ -19,12 +19,12 @@ from fewshot_callbacks.functional.items import EVERYTHING, Share, with_stored_ar
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.compressed_rows import (
     LOWEST_CODE,
-    Form,
     Ranges,
+    StorageFormat,
     find_ranges,
-    forms_of,
     is_read,
     refuse_wide_ranges,
+    storage_formats,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
@@ -248,20 +248,20 @@ def compression_costs(
     }
     with default_mode(), share.processes.together(), named(_CALL, "evaluate_retrieval"):
         checked = from_keywords(compression_costs, options)
-        forms = Compression.checked(_CALL, dims, codes, checked)
-        if forms.are_none:
+        compression = Compression.checked(_CALL, dims, codes, checked)
+        if compression.are_none:
             raise InputError(
                 f"{_CALL}: dims and codes are empty, so that there is nothing to compare. Pass dims=(64, 256), or "
                 "codes=('int8', 'binary')."
             )
         metrics = request_of(checked).reported
-        forms.refuse_threshold(metrics, checked)
+        compression.refuse_threshold(metrics, checked)
         # A wrong number is refused before the whole embedding is evaluated, if this process has items.
         shape = _shape(queries)
         if len(shape) == 2 and shape[0]:
-            forms.refuse_wide(int(shape[1]))
-        share.processes.refuse_other_calls(_CALL, {"dims": forms.dims, "codes": forms.codes})
-        evaluations = 1 + forms.count
+            compression.refuse_wide(int(shape[1]))
+        share.processes.refuse_other_calls(_CALL, {"dims": compression.dims, "codes": compression.codes})
+        evaluations = 1 + compression.count
         whole = evaluate_retrieval(
             queries,
             **arguments,
@@ -271,7 +271,7 @@ def compression_costs(
         )
         return costs_beside(
             whole,
-            forms,
+            compression,
             queries,
             arguments,
             settings=checked,
@@ -312,13 +312,13 @@ class Compression:
             _check_code(call, name)
         _refuse_repeated(call, "dims", numbers)
         _refuse_repeated(call, "codes", names)
-        forms = cls(call, numbers, names)
-        if settings.similarity == "hamming" and not forms.are_none:
+        compression = cls(call, numbers, names)
+        if settings.similarity == "hamming" and not compression.are_none:
             raise InputError(
                 f"{call}: with similarity='hamming' the embeddings are binary codes already. Pass the embeddings before "
                 "they were coded, without similarity='hamming', or leave out dims and codes."
             )
-        return forms
+        return compression
 
     @property
     def are_none(self) -> bool:
@@ -332,7 +332,10 @@ class Compression:
 
     def metrics_by_name(self, metrics: Sequence[RequestedMetric]) -> dict[str, list[RequestedMetric]]:
         """Return the name of each form -> those of the metrics that it has."""
-        return {form.name: metrics_of_code(metrics, form.code) for form in forms_of(0, self.dims, self.codes)}
+        return {
+            storage.name: metrics_of_code(metrics, storage.code)
+            for storage in storage_formats(0, self.dims, self.codes)
+        }
 
     def refuse_wide(self, dim: int) -> None:
         """Refuse more dimensions than the embeddings have.
@@ -357,7 +360,7 @@ class Compression:
         Raises:
             ValueError: With the threshold.
         """
-        if not self.codes or not any(metric.metric.source in OF_PAIRS for metric in metrics):
+        if not self.codes or not any(metric.metric.input in OF_PAIRS for metric in metrics):
             return
         for name in ("threshold", "threshold_bounds"):
             value = getattr(settings, name)
@@ -402,13 +405,13 @@ def headline_metrics(metrics: Sequence[RequestedMetric]) -> list[RequestedMetric
 
 def metrics_of_code(metrics: Sequence[RequestedMetric], code: Code | None) -> list[RequestedMetric]:
     """Return the metrics that a form with this code has: bits have no mean that could be a prototype."""
-    return [metric for metric in metrics if code != "binary" or metric.metric.source != "prototypes"]
+    return [metric for metric in metrics if code != "binary" or metric.metric.input != "prototypes"]
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
 
 
-class _Sets(NamedTuple):
+class _CompressionInputs(NamedTuple):
     """The rows of this process, as they are truncated and coded."""
 
     queries: Any
@@ -459,29 +462,29 @@ def costs_beside(
         )
     ranges = _ranges(compression, sets, share.processes)
     variants = {}
-    for number, form in enumerate(forms_of(sets.dim, compression.dims, compression.codes)):
-        of_form = metrics_of_code(metrics, form.code)
-        if not of_form:
+    for number, storage in enumerate(storage_formats(sets.dim, compression.dims, compression.codes)):
+        of_storage = metrics_of_code(metrics, storage.code)
+        if not of_storage:
             continue
         report = evaluate_retrieval(
-            form.of(sets.queries, ranges),
-            gallery=None if sets.gallery is None else form.of(sets.gallery, ranges),
+            storage.of(sets.queries, ranges),
+            gallery=None if sets.gallery is None else storage.of(sets.gallery, ranges),
             relevance=relevance,
             **arrays,
             share=share,
             progress=_part_of_progress(progress, 1 + number, 1 + compression.count),
-            **_settings_of(form, settings, of_form).arguments(),
+            **_settings_of(storage, settings, of_storage).arguments(),
         )
         differences = compare_reports(report, whole, settings.confidence)
-        size = form.bytes_per_item(sets.bytes_per_number)
-        variants[form.name] = CompressionVariant(form.dims, form.code, size, report, differences)
+        size = storage.bytes_per_item(sets.bytes_per_number)
+        variants[storage.name] = CompressionVariant(storage.dims, storage.code, size, report, differences)
     by_bytes = sorted(variants.items(), key=lambda entry: (-entry[1].bytes_per_item, -entry[1].dims))
     notes = _notes(compression, ranges, sets.dim)
     return CompressionReport(whole, sets.dim, sets.dim * sets.bytes_per_number, dict(by_bytes), notes)
 
 
-def _read(queries: Any, gallery: Any | None, processes: Processes) -> _Sets:
-    """Return rows as tensors on the CPU, or as sources, with their dimension and type in all processes. *Collective*."""
+def _read(queries: Any, gallery: Any | None, processes: Processes) -> _CompressionInputs:
+    """Return rows as tensors on the CPU, or as other arrays, with dimension and type in all processes. *Collective*."""
     query_rows = _rows("queries", queries)
     item_rows = query_rows if gallery is None else _rows("gallery", gallery)
     given = [(query_rows, queries), (item_rows, queries if gallery is None else gallery)]
@@ -493,7 +496,7 @@ def _read(queries: Any, gallery: Any | None, processes: Processes) -> _Sets:
     dim, bytes_per_number, are_bytes = (int(number) for number in numbers)
     query_rows = _of_dim(query_rows, dim)
     item_rows = None if gallery is None else _of_dim(item_rows, dim)
-    return _Sets(query_rows, item_rows, dim, bytes_per_number, bool(are_bytes))
+    return _CompressionInputs(query_rows, item_rows, dim, bytes_per_number, bool(are_bytes))
 
 
 def _shape(rows: Any) -> Sequence[int]:
@@ -513,7 +516,7 @@ def _of_dim(rows: Any, dim: int) -> Any:
     return rows if rows.shape[0] else torch.empty(0, dim)
 
 
-def _ranges(compression: Compression, sets: _Sets, processes: Processes) -> Ranges | None:
+def _ranges(compression: Compression, sets: _CompressionInputs, processes: Processes) -> Ranges | None:
     """Return the ranges of the gallery; None if no code needs them. *Collective*."""
     if not compression.codes:
         return None
@@ -524,14 +527,16 @@ def _ranges(compression: Compression, sets: _Sets, processes: Processes) -> Rang
     return ranges
 
 
-def _settings_of(form: Form, settings: RetrievalSettings, metrics: Sequence[RequestedMetric]) -> RetrievalSettings:
+def _settings_of(
+    storage: StorageFormat, settings: RetrievalSettings, metrics: Sequence[RequestedMetric]
+) -> RetrievalSettings:
     """Return the settings of a form: with its metrics, and without settings that none of them needs."""
     changes: dict[str, Any] = {"metrics": tuple(metrics)}
-    if not any(metric.metric.source == "groups" for metric in metrics):
+    if not any(metric.metric.input == "groups" for metric in metrics):
         changes["label_groups"] = "auto"
-    if not any(metric.metric.source in OF_PAIRS for metric in metrics):
+    if not any(metric.metric.input in OF_PAIRS for metric in metrics):
         changes["threshold"] = None
-    if form.code == "binary":
+    if storage.code == "binary":
         changes |= {"similarity": "hamming", "device": "cpu"}
     return replace(settings, **changes)
 

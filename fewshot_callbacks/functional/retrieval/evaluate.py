@@ -217,7 +217,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             questions=request.pooled.questions() if request.needs_all_pairs else None,
             places=per_query.graded,
         )
-        if request.has_source("prototypes"):
+        if request.has_input("prototypes"):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, sample, settings)
         per_query.gather(processes, sample.queries.places, len(sample.queries.labels))
         if not bool(per_query.has_candidate.any()):
@@ -337,8 +337,8 @@ def _summarised(
 ) -> RetrievalReport:
     """Return the report with the values that are asked for, and their intervals."""
     labels = sample.queries.labels
-    sources = {"pairs": pooled, "classes": consistency, "groups": grouped}
-    values, intervals = _values_and_intervals(settings, per_query, labels, sources)
+    computed = {"pairs": pooled, "classes": consistency, "groups": grouped}
+    values, intervals = _values_and_intervals(settings, per_query, labels, computed)
     users_metrics = [requested for requested in request_of(settings).reported if is_users(requested.metric)]
     matched = int((per_query.relevant > 0).sum())
     return RetrievalReport(
@@ -376,7 +376,7 @@ def _notes_on_one_kind(settings: RetrievalSettings, values: Mapping[str, float])
     undefined = [
         requested.key
         for requested in request_of(settings).reported
-        if requested.metric.source != "classes"
+        if requested.metric.input != "classes"
         and not is_users(requested.metric)
         and math.isnan(values.get(requested.key, 0.0))
     ]
@@ -387,7 +387,7 @@ def _notes_on_one_kind(settings: RetrievalSettings, values: Mapping[str, float])
 
 
 def _values_and_intervals(
-    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"], sources: Mapping[str, Any]
+    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"], computed: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return the values that are asked for, and their intervals, by key.
 
@@ -395,28 +395,28 @@ def _values_and_intervals(
         settings: Settings of the evaluation.
         per_query: The metrics of each query.
         labels: The label of each query.
-        sources: What other metrics are computed from; None where that is missing, so that they are left out.
+        computed: What other metrics are computed from; None where that is missing, so that they are left out.
     """
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     for requested in request_of(settings).reported:
         key = requested.key
         metric = requested.metric
-        source = sources.get(metric.source)
-        if metric.source in ("ranks", "prototypes"):
+        metric_input = computed.get(metric.input)
+        if metric.input in ("ranks", "prototypes"):
             of_queries = per_query.values[requested.of_queries]
             check_range(_CALL, requested, of_queries)
             values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, settings.confidence)
-        elif source is None:
+        elif metric_input is None:
             continue
         elif is_users(metric):
-            values[key] = call_on_pairs(_CALL, requested, source)
+            values[key] = call_on_pairs(_CALL, requested, metric_input)
         else:
             assert metric.value is not None
-            values[key] = metric.value(source, **requested.parameters)
-        if metric.source == "groups":
-            assert source is not None
-            intervals[key] = source.intervals[requested.parameters["k"]]
+            values[key] = metric.value(metric_input, **requested.parameters)
+        if metric.input == "groups":
+            assert metric_input is not None
+            intervals[key] = metric_input.intervals[requested.parameters["k"]]
     return values, intervals
 
 
@@ -529,7 +529,7 @@ class _PerQuery:
         self.copies = copies
         # metrics that come from ranks, by the key of the mean over queries
         keys = [*ALWAYS, *request_of(settings).reported]
-        self.metrics = {requested.of_queries: requested for requested in keys if requested.metric.source == "ranks"}
+        self.metrics = {requested.of_queries: requested for requested in keys if requested.metric.input == "ranks"}
         queries = len(self.lists.start)
         self.values: dict[str, Float[Tensor, "queries"]] = {
             name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics

@@ -94,7 +94,7 @@ def prototype_accuracy(
     means = _ClassMeans(gallery, item_class, len(classes), similarity, memory_bytes, processes)
     has_prototype = (classes[query_class] == query_labels) & (means.counts[query_class] > int(same_set))
     with computing() as threads:
-        comparison = _Comparison(
+        comparison = _PrototypeComparison(
             computable(queries), torch.where(has_prototype, query_class, -1), means, threads, same_set=same_set
         )
         better, equal = comparison.count_others(memory_bytes // 2)
@@ -102,7 +102,7 @@ def prototype_accuracy(
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _PrototypeComparison:
     """The comparison of the queries of this process with all prototypes."""
 
     queries: Float[Tensor, "queries dim"]
@@ -192,13 +192,13 @@ def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) 
 
 @dataclass(frozen=True)
 class _Sums:
-    """The sums of the items of a block of classes, as integers: components are multiples of `unit * 2**-bits`."""
+    """The sums of the items of a block of classes, as integers: components are multiples of `scale * 2**-bits`."""
 
     # number of the first class
     first: int
     sums: Int[Tensor, "classes dim"]
     # a power of two
-    unit: Float[Tensor, "classes dim"]
+    scale: Float[Tensor, "classes dim"]
     counts: Int[Tensor, "classes"]
     bits: int
 
@@ -220,14 +220,14 @@ class _Sums:
             held_out: An item of each class that its mean leaves out.
         """
         sums = self.sums[index]
-        unit = self.unit[index]
+        scale = self.scale[index]
         counts = self.counts[index].unsqueeze(1)
         if held_out is not None:
-            sums = sums - _on_grid(held_out, unit, self.bits)
+            sums = sums - _on_grid(held_out, scale, self.bits)
             counts = counts - 1
         quotient = torch.div(sums, counts, rounding_mode="trunc").double()
         rest = sums - quotient.long() * counts  # exact, since no mean lies beyond 2**(bits + 1), which float64 holds
-        return (quotient + rest.double() / counts.double()) * 2.0**-self.bits * unit
+        return (quotient + rest.double() / counts.double()) * 2.0**-self.bits * scale
 
 
 class _ClassMeans:
@@ -290,11 +290,11 @@ class _ClassMeans:
             largest = self.gallery.new_zeros((len(counts), self.gallery.shape[1]), dtype=torch.float64)
             for items, of_class in self._items(first, len(counts)):
                 largest.scatter_reduce_(0, of_class[:, None].expand_as(items), items.abs(), "amax")
-            unit = _power_of_two(self._everywhere(largest, np.max))
-            sums = torch.zeros_like(unit, dtype=torch.int64)
+            scale = _power_of_two(self._everywhere(largest, np.max))
+            sums = torch.zeros_like(scale, dtype=torch.int64)
             for items, of_class in self._items(first, len(counts)):
-                sums.index_add_(0, of_class, _on_grid(items, unit[of_class], self.bits))
-            yield _Sums(first, self._everywhere(sums, np.sum), unit, counts, self.bits)
+                sums.index_add_(0, of_class, _on_grid(items, scale[of_class], self.bits))
+            yield _Sums(first, self._everywhere(sums, np.sum), scale, counts, self.bits)
 
     def _items(self, first: int, classes: int) -> Iterator[tuple[Float[Tensor, "items dim"], Int[Tensor, "items"]]]:
         """Yield the items of some neighbouring classes in batches, with the number of each item's class from `first` on."""
@@ -309,6 +309,6 @@ def _power_of_two(values: Tensor) -> Tensor:
     return torch.where(values == 0, 1.0, values / (2 * torch.frexp(values)[0]))
 
 
-def _on_grid(values: Float[Tensor, "rows dim"], unit: Float[Tensor, "rows dim"], bits: int) -> Int[Tensor, "rows dim"]:
-    """Return each value as an integer, rounded to a multiple of unit * 2**-bits."""
-    return (values / unit * 2.0**bits).round().long()
+def _on_grid(values: Float[Tensor, "rows dim"], scale: Float[Tensor, "rows dim"], bits: int) -> Int[Tensor, "rows dim"]:
+    """Return each value as an integer, rounded to a multiple of scale * 2**-bits."""
+    return (values / scale * 2.0**bits).round().long()

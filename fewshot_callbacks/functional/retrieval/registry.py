@@ -3,7 +3,7 @@
 A user may bring further metrics: objects of the class `Metric`, which stand wherever a key does. No list here has them.
 
 To add a metric to the package, add an entry to `METRICS`: its keys, reports, tables and messages follow from it. A
-metric of ranks is a function in `rank_metrics.py`; its entry has the source `ranks`. Two lists for readers are written
+metric of ranks is a function in `rank_metrics.py`; its entry has the input `ranks`. Two lists for readers are written
 by hand: the keys in the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the
 table of `docs/metrics.md`. `CONTRIBUTING.md` goes through all steps.
 """
@@ -189,7 +189,7 @@ def requested_metric(key: object, among: Sequence[Metric] | None = None) -> Requ
         explanation = _EXPLANATIONS.get(meant, "")
         raise InputError(f"there is no metric {key!r}; did you mean {meant!r}? {explanation}".rstrip())
     known = ", ".join(metric.pattern for metric in among)
-    if any(metric.source == "ranks" for metric in among):
+    if any(metric.input == "ranks" for metric in among):
         known += ", and macro_ before those of single queries"
     raise InputError(f"there is no metric {key!r}. There are {known}.")
 
@@ -197,7 +197,7 @@ def requested_metric(key: object, among: Sequence[Metric] | None = None) -> Requ
 def _parameters(key: str, metric: Metric, match: re.Match[str]) -> dict[str, Any]:
     """Return the parameters of a key, if its rank and its rate are in range, and if it has a mean over classes."""
     of_queries = key.removeprefix(MACRO)
-    if key != of_queries and metric.source not in ("ranks", "prototypes"):
+    if key != of_queries and metric.input not in ("ranks", "prototypes"):
         raise InputError(
             f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
             f"Ask for {of_queries!r}."
@@ -287,7 +287,7 @@ def _meant(key: str, among: Sequence[Metric]) -> str | None:
     meant += [example for example in examples if of_queries and example.startswith(of_queries.lower())]
     if not meant:
         return None
-    has_macro = key != of_queries and examples[meant[0]].source in ("ranks", "prototypes")
+    has_macro = key != of_queries and examples[meant[0]].input in ("ranks", "prototypes")
     return MACRO + meant[0] if has_macro else meant[0]
 
 
@@ -431,15 +431,15 @@ def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Met
     metric = requested.metric
     if any(known.keys.fullmatch(key) for known in METRICS):
         raise InputError(f"{key!r} is the key of a metric of this package. Give yours another pattern.")
-    if metric.source not in ("ranks", "pairs"):
+    if metric.input not in ("ranks", "pairs"):
         raise InputError(
-            f"the metric {key!r} has source={metric.source!r}. Pass source='ranks' and a function of a RankBlock, or "
-            "source='pairs' and one of PooledDecisions."
+            f"the metric {key!r} has input={metric.input!r}. Pass input='ranks' and a function of a RankBlock, or "
+            "input='pairs' and one of PooledDecisions."
         )
     if metric.value is None:
-        raise InputError(f"the metric {key!r} has no function. Pass value=, a function of its {metric.source}.")
+        raise InputError(f"the metric {key!r} has no function. Pass value=, a function of its {metric.input}.")
     arguments = dict(requested.parameters)
-    if metric.source == "ranks":
+    if metric.input == "ranks":
         arguments["ties"] = "expected"
     try:
         signature = inspect.signature(metric.value)
@@ -448,7 +448,7 @@ def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Met
     try:
         signature.bind(None, **arguments)
     except TypeError as error:
-        first = "ranks" if metric.source == "ranks" else "pooled"
+        first = "ranks" if metric.input == "ranks" else "pooled"
         shown = ", ".join([first, *(f"{name}={value!r}" for name, value in arguments.items())])
         raise InputError(
             f"the function of {key!r} cannot be called as value({shown}): {error}. Give it these arguments."

@@ -425,7 +425,7 @@ class RetrievalReport(Values):
 
     def _why_left_out(self, key: str) -> str:
         words = super()._why_left_out(key)
-        is_grouped = self.requested(key).metric.source == "groups"
+        is_grouped = self.requested(key).metric.input == "groups"
         return f"{words} {self.fact_of_classes}".rstrip() if is_grouped else words
 
     @property
@@ -510,7 +510,7 @@ class RetrievalReport(Values):
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
         meaning = super().meaning(key)
-        if self.requested(key).metric.source == "groups" and self.grouped is not None:
+        if self.requested(key).metric.input == "groups" and self.grouped is not None:
             return f"{meaning} {self.grouped.in_words()}."
         return meaning
 
@@ -518,7 +518,7 @@ class RetrievalReport(Values):
         """Return each value as a line: with its interval, the range that ties leave, and the groups of Grouped Recall."""
         lines = super().lines()
         for position, name in enumerate(self.values):
-            if self.grouped is not None and self.requested(name).metric.source == "groups":
+            if self.grouped is not None and self.requested(name).metric.input == "groups":
                 lines[position] += f"  {self.grouped.in_words()}"
             if self.ties_in_words(name):
                 lines[position] += f"  ties: {self.ties_in_words(name)}"

@@ -34,7 +34,7 @@ from fewshot_callbacks.functional.retrieval.registry import (
 from fewshot_callbacks.functional.statistics import normal_quantile
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS,
-    MetricSource,
+    MetricInput,
     RequestedMetric,
     RetrievalDefaults,
     RetrievalOptions,
@@ -54,7 +54,7 @@ UNLIMITED_MB = 2**40
 AUTO_GROUP_SIZE = 10
 
 # Sources of metrics that need the counts of all pairs together.
-OF_PAIRS: tuple[MetricSource, ...] = ("pairs", "classes")
+OF_PAIRS: tuple[MetricInput, ...] = ("pairs", "classes")
 
 Unmatched = Literal["exclude", "miss"]
 """How a query without a relevant candidate in its group counts: not at all (`exclude`), or as a failed search (`miss`)."""
@@ -147,7 +147,7 @@ class RetrievalRequest:
             ValueError: If they ask for Grouped Recall in two ways.
         """
         groups = settings.label_groups
-        reported = tuple(metric for metric in named if metric.metric.source != "groups" or groups is not None)
+        reported = tuple(metric for metric in named if metric.metric.input != "groups" or groups is not None)
         chooses = isinstance(groups, str) and groups == "auto"
         ranks = _parameters(reported, "grouped_recall@{k}")
         ranks_with_misses = _parameters(reported, "grouped_recall@{k}_miss")
@@ -170,19 +170,19 @@ class RetrievalRequest:
             sets_groups=groups is not None and not chooses,
         )
 
-    def has_source(self, *sources: MetricSource) -> bool:
-        """Return whether a reported metric is computed from one of these sources."""
-        return any(metric.metric.source in sources for metric in self.reported)
+    def has_input(self, *inputs: MetricInput) -> bool:
+        """Return whether a reported metric is computed from one of these inputs."""
+        return any(metric.metric.input in inputs for metric in self.reported)
 
     @property
     def needs_all_pairs(self) -> bool:
         """Whether a metric or the threshold needs the counts of all pairs together."""
-        return bool(self.pooled.thresholds) or self.has_source(*OF_PAIRS)
+        return bool(self.pooled.thresholds) or self.has_input(*OF_PAIRS)
 
     @property
     def names_grouped_recall(self) -> bool:
         """Whether `metrics` names Grouped Recall itself, and not only as one of the default metrics."""
-        grouped = {metric.key for metric in self.reported if metric.metric.source == "groups"}
+        grouped = {metric.key for metric in self.reported if metric.metric.input == "groups"}
         if grouped <= {*DEFAULT_METRICS} <= {metric.key for metric in self.named}:
             return False
         return bool(grouped)
@@ -273,7 +273,7 @@ def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings
 
 
 def _needs_classes(metric: RequestedMetric) -> bool:
-    return metric.is_macro or metric.metric.source in ("prototypes", "groups", "classes")
+    return metric.is_macro or metric.metric.input in ("prototypes", "groups", "classes")
 
 
 def main_memory(settings: RetrievalSettings) -> int:
@@ -312,7 +312,7 @@ def check_settings(settings: RetrievalSettings) -> None:
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
     memory_bytes(call, settings.memory_mb)
     compute_device(call, settings.device)
-    has_prototypes = any(metric.metric.source == "prototypes" for metric in request_of(settings).named)
+    has_prototypes = any(metric.metric.input == "prototypes" for metric in request_of(settings).named)
     if settings.similarity == "hamming" and (has_prototypes or settings.device not in ("cpu", "auto")):
         raise InputError(
             f"{call}: binary codes have no mean that could be a prototype, and are compared on the CPU. "

@@ -25,7 +25,7 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
 
     Args:
         call: The public function, for messages.
-        requested: The metric, whose source is the ranks.
+        requested: The metric, whose input is the ranks.
         ranks: The ranks of some queries.
         ties: The rule for ties.
 
@@ -50,7 +50,7 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
 
 
 def call_on_pairs(call: str, requested: RequestedMetric, pooled: PooledDecisions) -> float:
-    """Return the value of a metric of a user whose source is the pairs.
+    """Return the value of a metric of a user whose input is the pairs.
 
     Args:
         call: The public function, for messages.
@@ -108,7 +108,7 @@ def notes_on_nan(
     notes = []
     for requested in users_metrics:
         if math.isnan(values[requested.key]):
-            scope = f" for all {matched:,} queries with a match" if requested.metric.source == "ranks" else ""
+            scope = f" for all {matched:,} queries with a match" if requested.metric.input == "ranks" else ""
             notes.append(
                 f"{requested.key} is NaN: its function returned NaN{scope}. Return a number where the metric is defined, "
                 "such as 0 where nothing was found."

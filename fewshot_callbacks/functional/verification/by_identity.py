@@ -60,12 +60,12 @@ class Identities:
 
     def _sum_by(
         self,
-        side: Int[np.ndarray, "trials"],
+        identities: Int[np.ndarray, "trials"],
         values: Float[np.ndarray, "trials"],
         mask: Bool[np.ndarray, "trials"],
     ) -> Float[np.ndarray, "identities"]:
         """Return the sum of values over the trials of a mask that have each identity on one side."""
-        return np.bincount(side[mask], weights=values[mask], minlength=self.count)
+        return np.bincount(identities[mask], weights=values[mask], minlength=self.count)
 
     def interval(
         self,

@@ -64,7 +64,7 @@ class TrialList:
                 "trial; items are two tuples, the names of all first sides and of all second sides."
             )
         if self.items is not None:
-            first, second = (tuple(composed_form(str(name)) for name in side) for side in self.items)
+            first, second = (tuple(composed_form(str(name)) for name in names) for names in self.items)
             object.__setattr__(self, "items", (first, second))
 
     def __len__(self) -> int:
@@ -74,14 +74,14 @@ class TrialList:
     def __str__(self) -> str:
         """Return a table of the first trials."""
         kinds = ["target" if same else "non-target" for same in self.same[:SHOWN_ROWS]]
-        sides: tuple[tuple[str, ...], ...] = ()
+        names: tuple[tuple[str, ...], ...] = ()
         if self.items:
-            sides = self.items
+            names = self.items
         elif self.first is not None and self.second is not None:
-            sides = (self.first, self.second)
+            names = (self.first, self.second)
         scores = () if self.scores is None else [f"{score:g}" for score in self.scores[:SHOWN_ROWS]]
         columns = {"trial": kinds, "score": scores, "fold": self.folds or ()}
-        columns |= dict(zip(("first", "second"), sides, strict=False))
+        columns |= dict(zip(("first", "second"), names, strict=False))
         cells_of_column = {
             name: [printable(cell) for cell in cells[:SHOWN_ROWS]] for name, cells in columns.items() if cells
         }
@@ -132,7 +132,7 @@ class TrialList:
             count = Counter(spellings)
             index_of |= {name: index if count[name] == 1 else -1 for index, name in enumerate(spellings)}
         first, second = (
-            torch.tensor([index_of.get(name, -1) for name in side], dtype=torch.int64) for side in self.items
+            torch.tensor([index_of.get(name, -1) for name in names], dtype=torch.int64) for names in self.items
         )
         return first, second
 
@@ -144,7 +144,7 @@ class TrialList:
     @cached_property
     def _item_names(self) -> frozenset[str]:
         """The names of all items; empty for a table of scores."""
-        return frozenset(name for side in self.items or () for name in side)
+        return frozenset(name for names in self.items or () for name in names)
 
     def chosen(self, trials: Sequence[int]) -> TrialList:
         """Return some of the trials, by their indices."""

@@ -36,7 +36,7 @@ LARGEST = 1e300
 
 
 @dataclass(frozen=True, eq=False)
-class _Trials:
+class _TrialInputs:
     """The arguments of the metrics: all trials, their folds and the costs of mistakes."""
 
     curve: Curve
@@ -60,14 +60,14 @@ class _Value(NamedTuple):
     """name -> accuracy and threshold"""
 
 
-def _equal_error(trials: _Trials) -> _Value:
+def _equal_error(trials: _TrialInputs) -> _Value:
     """Return the equal error rate."""
     value, threshold = trials.curve.equal_error()
     slope = trials.curve.slope(value)  # the threshold moves until both rates are equal again
     return _Value(value, threshold, (1 / (1 + slope), slope / (1 + slope)))
 
 
-def _least_cost(trials: _Trials, p: float) -> _Value:
+def _least_cost(trials: _TrialInputs, p: float) -> _Value:
     """Return the least detection cost, over that of the better blind decision, if a share p of trials are target trials."""
     if p == 1:
         raise InputError(f"{_CALL}: min_dcf@1 has no non-target trial to accept wrongly. Pass a share below 1.")
@@ -83,7 +83,7 @@ def _least_cost(trials: _Trials, p: float) -> _Value:
     return _Value(float(costs[best]), float(curve.thresholds[best]), weights if has_enough else None)
 
 
-def _accepted_at(trials: _Trials, p: float) -> _Value:
+def _accepted_at(trials: _TrialInputs, p: float) -> _Value:
     """Return the share of target trials that are accepted at the lowest threshold that keeps a false match rate p."""
     curve = trials.curve
     position = curve.keeping(p)
@@ -92,7 +92,7 @@ def _accepted_at(trials: _Trials, p: float) -> _Value:
     return _Value(int(curve.accepted[0, position]) / curve.targets, float(curve.thresholds[position]), weights)
 
 
-def _accuracy(trials: _Trials) -> _Value:
+def _accuracy(trials: _TrialInputs) -> _Value:
     """Return the mean over folds of the share of right decisions, at the threshold that is best on the other folds."""
     curve = trials.curve
     folds: dict[int | str, tuple[float, float]] = {}
@@ -108,7 +108,7 @@ def _accuracy(trials: _Trials) -> _Value:
     return _Value(mean, math.nan, weights, contributions, folds)
 
 
-def _likelihood_cost(trials: _Trials) -> _Value:
+def _likelihood_cost(trials: _TrialInputs) -> _Value:
     """Return Cllr, the cost in bits of scores as log-likelihood ratios."""
     curve = trials.curve
     bits = np.logaddexp(0.0, np.where(curve.same, -curve.scores, curve.scores)) / math.log(2)
@@ -277,7 +277,7 @@ def evaluate_trials(
     order = np.argsort(values)  # the only sort: the order of equal scores changes no count
     curve = Curve(values[order], kinds[order])
     masks_of_folds = {} if fold_labels is None else _folds(fold_labels, order, curve.same)
-    trials = _Trials(curve, miss_cost, false_match_cost, masks_of_folds)
+    trials = _TrialInputs(curve, miss_cost, false_match_cost, masks_of_folds)
     if people is not None:
         people = replace(people, first=people.first[order], second=people.second[order], same=curve.same)
     return _report(requested, trials, people, confidence)
@@ -294,7 +294,7 @@ def _requested(metrics: Sequence[str] | None, *, has_folds: bool) -> list[Reques
 
 
 def _report(
-    requested: Sequence[RequestedMetric], trials: _Trials, people: Identities | None, confidence: float
+    requested: Sequence[RequestedMetric], trials: _TrialInputs, people: Identities | None, confidence: float
 ) -> TrialReport:
     """Return the report of some metrics.
 

@@ -256,7 +256,7 @@ def test_queries_of_other_classes_are_left_out_and_counted():
     queries, query_labels, gallery, gallery_labels, _ = divided(120, 10, 6, 0.0, queries=30)
     expected = linear_probe(queries[2:], query_labels[2:], gallery, gallery_labels)
     found = linear_probe(queries, [77, 78, *query_labels[2:].tolist()], gallery, gallery_labels)
-    assert (found.queries, found.left_out, found.gallery) == (28, 2, 120)
+    assert (found.queries, found.queries_without_match, found.gallery) == (28, 2, 120)
     assert found.values == expected.values
     assert found.intervals == expected.intervals
     assert found.per_query["probe"][:2].isnan().all()

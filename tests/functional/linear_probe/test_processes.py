@@ -75,7 +75,7 @@ def test_several_processes_give_what_one_gives(case, places, count, empty):
         exact = expected.classes is not None
         assert found.values == (expected.values if exact else pytest.approx(expected.values, abs=1e-10))
         assert found.intervals == expected.intervals
-        counts = ("queries", "left_out", "gallery", "gallery_not_counted", "classes")
+        counts = ("queries", "queries_without_match", "gallery", "gallery_not_counted", "classes")
         assert [getattr(found, name) for name in counts] == [getattr(expected, name) for name in counts]
         for key, values in expected.per_query.items():
             assert torch.equal(found.per_query[key], values)

@@ -27,7 +27,7 @@ def check(case, quantile, most, memory_mb=None, **road):
             *(case["queries"], case.get("gallery")), min_score=min_score, similarity=case["similarity"], most=most,
             memory_mb=memory_mb,
         )  # fmt: skip
-    assert (found.total, found.left_out) == (len(first), max(0, len(first) - most))
+    assert (found.total, found.unlisted_pairs) == (len(first), max(0, len(first) - most))
     assert np.array_equal(found.first, first[order])
     assert np.array_equal(found.second, second[order])
     assert np.array_equal(found.scores, vectors.scale.to_user(scores[first[order], second[order]]))

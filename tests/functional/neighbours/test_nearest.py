@@ -36,7 +36,7 @@ def check(case, k, memory_mb=None, **road):
         missing, hits = k - len(first), relevant[first].tolist()
         assert found.indices[query].tolist() == [*first, *[-1] * missing]
         np.testing.assert_array_equal(found.scores[query], [*vectors.scale.to_user(scores[first]), *[np.nan] * missing])
-        assert int(found.left_out[query]) == (scores[rest] == scores[first[-1:]]).sum()
+        assert int(found.unlisted_ties[query]) == (scores[rest] == scores[first[-1:]]).sum()
         tied = [(scores[order] == scores[item]).sum() > 1 for item in first]
         assert found.tied[query].tolist() == [*tied, *[False] * missing]
         assert found.relevant[query].tolist() == [*hits, *[False] * missing]

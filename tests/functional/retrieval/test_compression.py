@@ -9,9 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks import METRICS
 from fewshot_callbacks.distributed.processes import ALONE
-from fewshot_callbacks.functional import Relevance, Share, compare_reports, compression_costs, evaluate_retrieval
+from fewshot_callbacks.functional import (
+    METRICS,
+    Relevance,
+    Share,
+    compare_reports,
+    compression_costs,
+    evaluate_retrieval,
+)
 from fewshot_callbacks.functional.retrieval.compressed_rows import find_ranges, int8_codes
 from fewshot_callbacks.functional.retrieval.compression import Compression
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
@@ -235,7 +241,7 @@ def test_bits_have_no_prototypes_and_groups_of_classes_are_passed_on():
 
 def test_every_metric_has_a_form():
     """Whatever the source of a metric, all forms are evaluated."""
-    keys = [metric.pattern.format(k=1, p=0.5, divisor="min") for metric in METRICS if metric.source != "groups"]
+    keys = [metric.pattern.format(k=1, p=0.5, divisor="min") for metric in METRICS if metric.input != "groups"]
     report = compression_costs(points(), LABELS, dims=4, metrics=keys)
     assert {*report.compared()} == {*report.whole.values}
 

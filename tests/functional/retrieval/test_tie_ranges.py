@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks import Relevance, TieRange, evaluate_retrieval
-from fewshot_callbacks.functional import Share
+from fewshot_callbacks import Relevance, evaluate_retrieval
+from fewshot_callbacks.functional import Share, TieRange
 from tests.cases import examples
 from tests.functional import brute_force
 from tests.functional.brute_force import BruteForce

@@ -11,7 +11,6 @@ import scipy.stats
 import torch
 
 from fewshot_callbacks import (
-    METRICS,
     Metric,
     Relevance,
     RetrievalEvaluation,
@@ -20,7 +19,7 @@ from fewshot_callbacks import (
     evaluate_retrieval,
     evaluate_trials,
 )
-from fewshot_callbacks.functional import Share
+from fewshot_callbacks.functional import METRICS, Share
 from fewshot_callbacks.functional.retrieval import requested_metric
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 from tests.functional import brute_force
@@ -227,7 +226,7 @@ def constant(value):
         (RBP, ("'rbp@{p}'", "p", ".at(p=0.95)")),
         (Metric("mAP", "ranks", f1_at_k, "Another."), ("'mAP'", "key", "package", "pattern")),
         (Metric("recall@7", "ranks", f1_at_k, "Another."), ("'recall@7'", "key", "package", "pattern")),
-        (Metric("mine", "groups", f1_at_k, "Another."), ("'mine'", "source='groups'", "source='ranks'", "source='pairs'")),
+        (Metric("mine", "groups", f1_at_k, "Another."), ("'mine'", "input='groups'", "input='ranks'", "input='pairs'")),
         (Metric("mine", "ranks", None, "Another."), ("'mine'", "function", "value=")),
         (
             Metric("mine@{k}", "ranks", lambda ranks, k: ranks, "Another.").at(k=2),
@@ -268,7 +267,7 @@ def test_what_is_no_metric_is_refused_before_the_work(metric, facts):
         (("my f1", "ranks", f1_at_k, "F1."), ("key", "letters", "digits", "'f1@{k}'")),
         (("", "ranks", f1_at_k, "F1."), ("key", "letters", "digits", "'f1@{k}'")),
         (("f1", "ranks", 5, "F1."), ("value=5", "function")),
-        (("f1", "rank", f1_at_k, "F1."), ("source='rank'", "'ranks'", "'pairs'")),
+        (("f1", "rank", f1_at_k, "F1."), ("input='rank'", "'ranks'", "'pairs'")),
         (("f1", "ranks", f1_at_k, "F1 at {k}."), ("meaning", "{k}", "pattern")),
         (("f1", "ranks", f1_at_k, "F1.", (1, 0)), ("range=(1, 0)", "(0.0, 1.0)", None)),
         (("f1", "ranks", f1_at_k, "F1.", (0, 1), "max"), ("better='max'", "'higher'", "'lower'", None)),

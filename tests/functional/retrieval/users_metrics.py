@@ -2,7 +2,8 @@
 
 import torch
 
-from fewshot_callbacks import Metric, PooledDecisions, RankBlock, hits_within, relevant_ranks
+from fewshot_callbacks import Metric, hits_within, relevant_ranks
+from fewshot_callbacks.functional import PooledDecisions, RankBlock
 
 
 def f1_at_k(ranks: RankBlock, k: int, ties="expected"):
