@@ -285,7 +285,7 @@ class TrainingDynamicsMonitor(Callback):
     @property
     def state_key(self) -> str:
         """Key of the state in a checkpoint, different for several monitors."""
-        return self._generate_state_key(prefix=self.prefix, centering=self.centering)
+        return f"{type(self).__qualname__}{dict(prefix=self.prefix, centering=self.centering)}"
 
     @property
     def history(self) -> DynamicsHistory:
