@@ -615,12 +615,13 @@ def test_a_key_that_the_module_logs_itself_is_its_own_affair(sanity_steps: int, 
 
 
 @pytest.mark.parametrize(("key", "meant"), [("val/map", "val/mAP"), ("val/grouped_recal", "val/grouped_recall@1")])
-def test_what_may_still_be_logged_is_a_warning(key: str, meant: str) -> None:
+@pytest.mark.parametrize("strict", [None, True])
+def test_what_may_still_be_logged_is_a_warning(key: str, meant: str, strict: bool | None) -> None:
     """Without a sanity check nobody knows what the module logs; a key that is only similar may be another callback's."""
     early = EarlyStopping(monitor=key, strict=False)
     facts = f"EarlyStopping(monitor='{key}')", f"'{meant}'"
     before = SaidBefore()
-    run = trainer(early, retrieval(label_groups=3), before, num_sanity_val_steps=int(key != "val/map"))
+    run = trainer(early, retrieval(label_groups=3, strict=strict), before, num_sanity_val_steps=int(key != "val/map"))
     with warned(UserWarning, *facts) as before.caught:
         run.fit(Net(), loader(), loader())
     [said] = before.said
