@@ -32,7 +32,8 @@ def warn(words: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back
     module = frame.f_globals.get("__name__", "")
-    warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno, module)
+    line = inspect.getframeinfo(frame, context=0)
+    warnings.warn_explicit(words, UserWarning, line.filename, line.lineno, module)
 
 
 def warn_of_other_package(owner: str) -> None:
