@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.tables import names_of_tests, rows
+
 ROOT = Path(__file__).parents[1]
 PACKAGE, TESTS = ROOT / "fewshot_callbacks", ROOT / "tests"
 TEST_FILES = sorted(TESTS.rglob("test_*.py"))
@@ -332,6 +334,111 @@ def test_nobody_imports_what_is_private_to_a_module_of_the_engine():
         if alias.name.startswith("_")
     ]
     assert not wrong
+
+
+OURS_IN_NAME_ONLY = {
+    *("_computed", "_enable_grad", "_should_unsync", "_to_sync", "_update_count"),  # set on a metric of torchmetrics
+    "_fill_text",  # overrides a method of argparse
+    "_class_path",  # a key of jsonargparse
+    "_instantiator",  # a key of Lightning
+    "_locator_classes",  # overrides an attribute of numba
+    "_nrt",  # an option of numba
+}
+"""Private names of other libraries that an assignment, a definition or a string in the package looks like its own."""
+
+NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}
+"""Public, in spite of their names."""
+
+INTERNAL = ("numba.core", "numba.misc")
+"""Modules that numba documents as internal."""
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__") and name.strip("_") != "" and name not in NAMED_TUPLE
+
+
+def own_names(layer):
+    """The names that a layer defines: functions, classes, variables and attributes of `self`."""
+    for file in layer.rglob("*.py"):
+        for node in nodes(file, ast.FunctionDef, ast.ClassDef, ast.Name, ast.Attribute):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node.ctx, ast.Store):
+                yield node.id if isinstance(node, ast.Name) else node.attr if ast.unparse(node.value) == "self" else ""
+
+
+def names_in(node):
+    """The names that a node of a file uses: attributes, imports from elsewhere, and names in strings."""
+    if isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        for module in modules_of(node):
+            if module.split(".")[0] not in ("fewshot_callbacks", "__future__"):
+                yield from module.split(".")
+    elif isinstance(node, ast.Constant) and node.value in OURS_IN_NAME_ONLY:
+        yield node.value
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+        word = node.args[1].values[0] if isinstance(node.args[1], ast.JoinedStr) else node.args[1]
+        yield from [word.value] if isinstance(word, ast.Constant) else []
+
+
+def private_parts_of_others(package=PACKAGE):
+    """(file, name) of the private attributes and modules of other libraries that the package uses."""
+    found = set()
+    for layer in {file.relative_to(package).parts[0] for file in package.rglob("*.py")}:
+        files = [*(package / layer).rglob("*.py")] or [package / layer]
+        own = set(own_names(package / layer)) - OURS_IN_NAME_ONLY
+        for file in files:
+            for node in nodes(file, ast.Attribute, ast.Import, ast.ImportFrom, ast.Constant, ast.Call):
+                names = [name for name in names_in(node) if is_private(name) and name not in own]
+                modules = modules_of(node)[:1] if isinstance(node, ast.Import | ast.ImportFrom) else []
+                names += [module for module in modules if module.startswith(INTERNAL)]
+                found |= {(str(file.relative_to(package)), name) for name in names}
+    return found
+
+
+def listed_private_parts():
+    """The rows of the table of CONTRIBUTING.md: files, names, reason, test."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Private parts of other libraries\n")[2]
+    return rows(section.partition("\n## ")[0])
+
+
+def test_contributing_lists_the_private_parts_of_other_libraries():
+    listed = {
+        (file, name)
+        for files, names, *_ in listed_private_parts()
+        for file in files.split("`")[1::2]
+        for name in names.split("`")[1::2]
+    }
+    assert private_parts_of_others() == listed
+
+
+def test_each_listed_private_part_has_a_test():
+    for *_, test in listed_private_parts():
+        file, _, name = test.strip("`").partition("::")
+        assert name in names_of_tests(file), test
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("trainer._results", ["_results"]),
+        ("from torch.nn.modules.batchnorm import _BatchNorm", ["_BatchNorm"]),
+        ("import torch._dynamo", ["_dynamo"]),
+        ("from numba.core import event", ["numba.core"]),
+        ("getattr(module, '_orig_mod')", ["_orig_mod"]),
+        ("setattr(self, f'__pl_saved_{name}', value)", ["__pl_saved_"]),
+        ("options = {'_nrt': False}", ["_nrt"]),
+        ("self._update_count = 1", ["_update_count"]),
+        ("module._buffers = {}", ["_buffers"]),
+        ("self._rows = row._replace(length=self._rows)", []),
+    ],
+)
+def test_a_planted_private_part_is_found(line, names, tmp_path):
+    planted = tmp_path / "trainer" / "new.py"
+    planted.parent.mkdir()
+    planted.write_text(f"{line}\n")
+    assert private_parts_of_others(tmp_path) == {("trainer/new.py", name) for name in names}
 
 
 def test_functions_are_short():

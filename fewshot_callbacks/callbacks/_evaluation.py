@@ -91,8 +91,8 @@ class EvaluationMonitor(Callback, ABC):
         """Check the keys that checkpoints, early stopping and schedulers monitor.
 
         Raises:
-            UsageError: If a callback waits for a key that nobody logged in the sanity check, and that is a misspelt key of a
-                monitor.
+            UsageError: If a monitor is strict, and a callback waits for a key that nobody logged in the sanity check and
+                that is a misspelt key of a monitor.
         """
         look_for_wrong_modes(trainer, self._keys_of_training(), None, self._policy)
         self._check_keys(trainer)
@@ -106,10 +106,11 @@ class EvaluationMonitor(Callback, ABC):
         logged = self._logged_in_sanity_check
         self._warn_of_keys_logged_twice(keys.keys() & (logged or ()))
         look_for_wrong_modes(trainer, keys, logged, self._policy)
-        # The first monitor checks for all: a key that another monitor logs is not misspelt.
+        # One monitor checks for all: a key that another monitor logs is not misspelt.
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, EvaluationMonitor)]
-        if monitors[0] is self:
+        strict_monitors = [monitor for monitor in monitors if monitor._policy.strict]
+        if self is (strict_monitors or monitors)[0]:
             known: set[str] = set()
             for monitor in monitors:
                 known.update(monitor._keys(trainer))

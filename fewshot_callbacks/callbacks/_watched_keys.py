@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from types import CodeType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.trainer.lightning import Trainer
@@ -77,13 +76,16 @@ def look_for_wrong_modes(
 def look_for_misspelt_keys(
     trainer: Trainer, known: Collection[str], logged: Collection[str] | None, policy: FailurePolicy
 ) -> None:
-    """Look for monitored keys that nobody logs, and that are similar to the key of a monitor.
+    """Warn of monitored keys that nobody has logged yet, and that are similar to the key of a monitor.
 
     Args:
         trainer: The Trainer.
         known: The keys of its monitors.
         logged: The keys that the sanity check has shown; None if there was none.
-        policy: Handles a misspelt key as an error; warns if the module may still log the key.
+        policy: Warns, because training may still log the key.
+
+    Raises:
+        UsageError: If the policy is strict, there was a sanity check, and the key is that of a monitor but for its spelling.
     """
     for key, name in {watcher.key: watcher.name for watcher in watchers(trainer)}.items():
         if key in known or key in (logged or ()):
@@ -94,10 +96,9 @@ def look_for_misspelt_keys(
             continue
         fact = f"{name}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
         message = f"{fact}. Did you mean {similar_key!r}?"
-        if same_key is not None and logged is not None and not is_written_by_user(trainer, key):
-            policy.handle(UsageError(message), "Lightning will find no value to monitor.")
-        else:
-            policy.warn(message)
+        if policy.strict and same_key is not None and logged is not None:
+            raise UsageError(message)
+        policy.warn(message)
 
 
 def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
@@ -130,35 +131,6 @@ def near(key: str, known: Collection[str]) -> str | None:
         return of_pairs[0]
     found = get_close_matches(name, names, n=1, cutoff=NEAR)
     return names[found[0]] if found else None
-
-
-def is_written_by_user(trainer: Trainer, key: str) -> bool:
-    """Return whether the code of the user's module or callbacks holds the key as a string.
-
-    They may then log the key in training, which the sanity check does not show.
-    """
-    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-    packages = ("builtins", "fewshot_callbacks", "lightning", "pytorch_lightning", "torch")
-    classes = {cls for owner in (trainer.lightning_module, *callbacks) for cls in type(owner).__mro__}
-    for cls in classes:
-        if cls.__module__.partition(".")[0] in packages:
-            continue
-        for attribute in vars(cls).values():
-            function = getattr(attribute, "__wrapped__", attribute)
-            if hasattr(function, "__code__") and key in _constants(function.__code__):
-                return True
-    return False
-
-
-def _constants(code: CodeType) -> Iterator[Any]:
-    """Yield the constants of compiled code, and of functions inside it."""
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _constants(constant)
-        elif isinstance(constant, tuple | frozenset):
-            yield from constant
-        else:
-            yield constant
 
 
 def _letters(key: str) -> str:

@@ -285,7 +285,8 @@ class TrainingDynamicsMonitor(Callback):
     @property
     def state_key(self) -> str:
         """Key of the state in a checkpoint, different for several monitors."""
-        return self._generate_state_key(prefix=self.prefix, centering=self.centering)
+        settings = {"prefix": self.prefix, "centering": self.centering}
+        return f"{type(self).__qualname__}{settings}"
 
     @property
     def history(self) -> DynamicsHistory:

@@ -11,8 +11,7 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.core import strip_protocol, url_to_fs
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import write_whole
@@ -48,7 +47,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
         return os.fspath(path)
     text = _with_slashes(path)
     if _LOCAL_PROTOCOL.match(text):
-        return str(LocalFileSystem._strip_protocol(_LOCAL_PROTOCOL.sub("file:///", text)))
+        return str(strip_protocol(_LOCAL_PROTOCOL.sub("file:///", text)))
     return _PROTOCOL.sub(r"\g<protocol>://", text)
 
 

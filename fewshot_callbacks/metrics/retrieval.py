@@ -212,9 +212,9 @@ class RetrievalEvaluation(Metric):
         """
         if self._is_synced:  # torchmetrics refuses it
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
-        states = {name: copy.copy(getattr(self, name)) for name in self._defaults}
+        states = {name: copy.copy(state) for name, state in self.metric_state.items()}
         report = self.report
-        update_count = self._update_count
+        update_count = self.update_count
         compute_on_cpu = self.compute_on_cpu
         try:
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))

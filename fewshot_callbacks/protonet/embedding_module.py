@@ -73,18 +73,18 @@ def embed_in_pieces(
 @contextmanager
 def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
     """Inside the block, the module works on copies of its buffers."""
-    originals = [(submodule, dict(submodule._buffers)) for submodule in module.modules()]
+    originals = [
+        (submodule, name, buffer)
+        for submodule in module.modules()
+        for name, buffer in submodule.named_buffers(recurse=False, remove_duplicate=False)
+    ]
     try:
-        for submodule, buffers in originals:
-            submodule._buffers.update({name: _clone(buffer) for name, buffer in buffers.items()})
+        for submodule, name, buffer in originals:
+            setattr(submodule, name, buffer.clone())
         yield
     finally:
-        for submodule, buffers in originals:
-            submodule._buffers.update(buffers)
-
-
-def _clone(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None else buffer.clone()
+        for submodule, name, buffer in originals:
+            setattr(submodule, name, buffer)
 
 
 def of_all_processes(local_rows: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all_items *rest"]:

@@ -1,62 +1,62 @@
-"""The names of Lightning that this package uses, of the one of its two packages that the user's process works with.
+"""The names of Lightning that this package uses, from one of its two packages, `lightning` and `pytorch_lightning`.
 
-No other module of `callbacks`, `protonet`, `data` and `trainer` imports Lightning. The command `fewshot` always works with
-`lightning`.
+Both packages have classes of the same names, which Python takes for different ones. No other module of `callbacks`,
+`protonet`, `data` and `trainer` imports Lightning. The command `fewshot` always works with `lightning`.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from fewshot_callbacks.trainer.lightning_package import MODULES, imported_packages, package_in_sight
+# Name of a package -> the module of its Trainer. The package that is taken by default stands first.
+MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 
-PACKAGE_IN_SIGHT = package_in_sight()
-# Without a sign, that of the documentation.
-PACKAGE = PACKAGE_IN_SIGHT or "lightning"
+
+def imported_packages() -> list[str]:
+    """Return the packages that this process has imported so far."""
+    return [package for package, module in MODULES.items() if sys.modules.get(module) is not None]
+
+
+def _choose_package() -> str:
+    """Return the package whose classes are those of this process.
+
+    An imported package comes before one that can only be imported, and `lightning` before `pytorch_lightning`.
+    """
+    installed = [package for package in MODULES if find_spec(package) is not None]
+    return [*imported_packages(), *installed, "lightning"][0]
+
+
+# Whether the user has imported a package first, and so has chosen one.
+IS_CHOSEN_BY_USER = bool(imported_packages())
+PACKAGE = _choose_package()
 
 if TYPE_CHECKING or PACKAGE == "lightning":
     from lightning.fabric.utilities.cloud_io import get_filesystem
-    from lightning.pytorch import Callback as LightningCallback
-    from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
     from lightning.pytorch.utilities.seed import isolate_rng
 else:
     from lightning_fabric.utilities.cloud_io import get_filesystem
-    from pytorch_lightning import Callback as LightningCallback
-    from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+    from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
     from pytorch_lightning.utilities.seed import isolate_rng
 
 __all__ = [
+    "IS_CHOSEN_BY_USER",
     "PACKAGE",
-    "PACKAGE_IN_SIGHT",
     "Callback",
     "LightningDataModule",
     "LightningModule",
     "Trainer",
     "get_filesystem",
+    "imported_packages",
     "is_of_class",
     "isolate_rng",
     "rank_zero_info",
     "rank_zero_only",
 ]
-
-
-class Callback(LightningCallback):
-    """A callback of both packages: also of the one that is imported after this module, but before the callback is made.
-
-    A Trainer before 2.6 refuses callbacks that are not of its own package.
-    """
-
-    def __new__(cls, *arguments: Any, **settings: Any) -> Any:
-        """Make the class a subclass of `Callback` of each package that the process has imported."""
-        imported = [sys.modules[MODULES[package]] for package in imported_packages()]
-        for package in imported:
-            # Python looks for methods in the classes of `LightningCallback` first.
-            if not issubclass(Callback, package.Callback):
-                Callback.__bases__ += (package.Callback,)
-        return super().__new__(cls)
 
 
 def is_of_class(value: Any, name: str) -> bool:

@@ -13,24 +13,12 @@ from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 def log_synced_values(
     module: LightningModule, values: Mapping[str, float], progress_bar_key: str | None = None
 ) -> None:
-    """Log values of an epoch; of several ranks the largest counts. The progress bar shows the value of one key.
-
-    Raises:
-        RuntimeError: If this version of Lightning, before 2.5.3, refuses keys of several loaders without names.
-    """
+    """Log values of an epoch; of several ranks the largest counts. The progress bar shows the value of one key."""
     options: dict[str, Any] = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False, "batch_size": 1}
     if process_count() > 1:  # a maximum, so that Lightning does not warn of values that it has not reduced
         options |= {"sync_dist": True, "reduce_fx": "max"}
     for key, value in values.items():
-        try:
-            module.log(key, value, prog_bar=key == progress_bar_key, **options)
-        except Exception as error:
-            if "information about `dataloader_idx`" not in str(error):
-                raise
-            raise RuntimeError(
-                f"This version of Lightning refuses the key {key!r} of one of several loaders. Install 2.5.3 or newer of "
-                'your package of it (pip install --upgrade pytorch_lightning), or name the loaders: {"a": loader, ...}.'
-            ) from error
+        module.log(key, value, prog_bar=key == progress_bar_key, **options)
 
 
 def logged_names(trainer: Trainer) -> set[str]:

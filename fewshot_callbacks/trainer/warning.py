@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 
-from fewshot_callbacks.trainer.lightning import PACKAGE, PACKAGE_IN_SIGHT, rank_zero_only
-from fewshot_callbacks.trainer.lightning_package import imported_packages
+from fewshot_callbacks.trainer.lightning import IS_CHOSEN_BY_USER, PACKAGE, imported_packages, rank_zero_only
 
 # Packages whose functions may stand between the line of a user, such as `trainer.fit(...)`, and a warning.
 _BETWEEN = (
@@ -28,21 +27,25 @@ def warn(words: str) -> None:
     `warnings.warn` notes in the calling module what it has shown, and does not show it again in the same process, so that
     a second fit in a notebook would say nothing. `warn_explicit` without such a record shows it. Filters apply as usual.
     """
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
+    assert frame is not None  # CPython has frames
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back
     module = frame.f_globals.get("__name__", "")
-    warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno, module)
+    line = inspect.getframeinfo(frame, context=0)
+    warnings.warn_explicit(words, UserWarning, line.filename, line.lineno, module)
 
 
 def warn_of_other_package(owner: str) -> None:
-    """Warn that a class is not one of `pytorch_lightning`, if that was imported too late to be known here.
+    """Warn that a class is not one of `pytorch_lightning`, if the process has imported that package too late.
 
     Args:
         owner: Name of the class, a module or a data module.
     """
-    if PACKAGE_IN_SIGHT is None and imported_packages() != [PACKAGE]:
+    if not IS_CHOSEN_BY_USER and imported_packages() != [PACKAGE]:
         warn(
-            f"{owner} is a class of {PACKAGE}, since pytorch_lightning was imported after fewshot_callbacks; a Trainer of "
-            "pytorch_lightning does not take it. Import pytorch_lightning first, or use the Trainer of lightning.pytorch."
+            f"{owner} is a class of lightning.pytorch, because pytorch_lightning was imported after fewshot_callbacks. A "
+            "Trainer of pytorch_lightning refuses it. If you use that Trainer, import pytorch_lightning before "
+            "fewshot_callbacks, and write `# isort: split` between the two imports, so that isort and ruff keep the order. "
+            "If you use the Trainer of lightning.pytorch, import lightning.pytorch before fewshot_callbacks."
         )

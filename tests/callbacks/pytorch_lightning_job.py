@@ -7,18 +7,19 @@ import json
 import sys
 from pathlib import Path
 
-# This package stands first, as where imports are sorted by name: it must see what the next lines import.
-# isort: off
-from fewshot_callbacks import EmbeddingModule, RetrievalMonitor, SoftAveragePrecisionLoss
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingMap, ScorePlots, TrainingDynamicsMonitor
-from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
-from fewshot_callbacks.trainer import lightning
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+# isort: split
+
+from fewshot_callbacks import EmbeddingModule, RetrievalMonitor, SoftAveragePrecisionLoss
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingMap, ScorePlots, TrainingDynamicsMonitor
+from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
+from fewshot_callbacks.trainer import lightning
 
 FOLDER, PROCESSES = Path(sys.argv[1]), int(sys.argv[2])
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from fewshot_callbacks import knn_accuracy
 from fewshot_callbacks.callbacks import EmbeddingSource, KnnMonitor
@@ -98,10 +99,7 @@ def test_training_items_are_embedded_with_weights_that_the_module_exchanges() ->
     assert logged(run) == close(expected(net))
 
 
-is_old = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="new in Lightning 2.6")
-
-
-class Averages(getattr(callbacks, "EMAWeightAveraging", Callback)):
+class Averages(EMAWeightAveraging):
     """Keeps the embeddings of averaged weights at each validation."""
 
     seen: list[dict[str, float]]
@@ -114,7 +112,6 @@ class Averages(getattr(callbacks, "EMAWeightAveraging", Callback)):
         pl_module.turn()
 
 
-@is_old
 @pytest.mark.parametrize("is_first", [True, False])
 def test_training_items_are_embedded_with_the_averaged_weights_of_lightning(is_first: bool) -> None:
     averages, net = Averages(decay=0.9), Swapped()

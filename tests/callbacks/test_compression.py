@@ -100,13 +100,13 @@ def test_compressed_forms_are_measured_with_several_labels_for_each_item() -> No
 
 
 @pytest.mark.filterwarnings("ignore:val. . of 5 bits")
-def test_a_checkpoint_may_wait_for_a_form_and_a_misspelt_key_ends_the_run(tmp_path: Path) -> None:
+def test_a_checkpoint_may_wait_for_a_form_and_a_misspelt_key_is_told(tmp_path: Path) -> None:
     best = ModelCheckpoint(tmp_path, monitor="val/int8/mAP", mode="max")
     run = trainer(retrieval(codes="int8"), best, max_epochs=1)
     run.fit(Net(), loader(), loader())
     assert best.best_model_score == run.callback_metrics["val/int8/mAP"]
     wrong = ModelCheckpoint(tmp_path / "misspelt", monitor="val/int8/map", mode="max")
-    run = trainer(retrieval(codes="int8"), wrong, max_epochs=1, num_sanity_val_steps=1)
+    run = trainer(retrieval(codes="int8", strict=True), wrong, max_epochs=1, num_sanity_val_steps=1)
     with refused(ValueError, "ModelCheckpoint", "val/int8/map", "val/int8/mAP"):
         run.fit(Net(), loader(), loader())
 

@@ -174,20 +174,3 @@ def test_no_loader_at_all_is_refused_at_once(kind: str, none: Any) -> None:
 def test_a_gallery_without_queries_ends_the_run(stage: str) -> None:
     with refused(UsageError, "gallery='shop'", "loaders='shop'", "queries"):
         logged(retrieval(loaders="shop", gallery="shop"), stage=stage)
-
-
-class Lightning24(Net):
-    """As versions before 2.5.3 log."""
-
-    def log(self, name: str, *values: Any, **settings: Any) -> None:
-        if "/dataloader_idx_" in name:
-            raise ValueError(f"the key {name} should not contain information about `dataloader_idx`")
-        super().log(name, *values, **settings)
-
-
-def test_an_old_lightning_that_refuses_the_keys_of_several_loaders_is_told() -> None:
-    with refused(RuntimeError, "'val/mAP/dataloader_idx_0'", "2.5.3", "pip install --upgrade", '{"a": loader, ...}'):
-        trainer(retrieval()).validate(Lightning24(), [loader(), loader()], verbose=False)
-    run = trainer(retrieval())
-    run.validate(Lightning24(), {"a": loader(), "b": loader()}, verbose=False)
-    assert {"val/mAP/a", "val/mAP/b"} <= set(run.callback_metrics)

@@ -273,7 +273,7 @@ def test_one_message_says_that_pictures_become_files(
 
 def test_the_lightning_logger_is_given_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for its package."""
-    loggers = pytest.importorskip("lightning.pytorch.loggers.litlogger", reason="new in Lightning 2.6")
+    loggers = pytest.importorskip("lightning.pytorch.loggers.litlogger", reason="new in Lightning 2.6.1")
     taken = []
 
     class Experiment:

@@ -1,4 +1,4 @@
-"""A Trainer of `pytorch_lightning` works like one of `lightning`, in whichever order the packages are imported.
+"""A Trainer of `pytorch_lightning` works like one of `lightning`, if that package is imported before this one.
 
 Each test starts processes of its own: a process works with one of the two packages.
 """
@@ -14,6 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.callbacks.models import close
+from tests.messages import missing_facts
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("pytorch_lightning_job.py")
@@ -89,32 +90,24 @@ def test_a_module_of_this_package_is_trained_and_loaded(one: tuple[Path, dict[st
     assert 0 < answer["module"]["values"]["val/mAP"] <= 1
 
 
-OURS = "from fewshot_callbacks.trainer.lightning_package import package_in_sight; print(package_in_sight())"
+OURS = "from fewshot_callbacks.trainer.lightning import PACKAGE; print(PACKAGE)"
 
 
 @pytest.mark.parametrize(
     ("lines", "package"),
     [
-        ([OURS, "import pytorch_lightning as pl"], "pytorch_lightning"),
-        (["from pytorch_lightning import Trainer", OURS], "pytorch_lightning"),
-        ([OURS, "from lightning.pytorch import Trainer"], "lightning"),
-        (["import lightning as L", OURS], "lightning"),
-        (["import networks", "from pytorch_lightning import Trainer"], "pytorch_lightning"),
-        (["__import__('pytorch_lightning')", OURS, "import lightning.pytorch as pl"], "lightning"),
-        (["__import__('pytorch_lightning')", OURS], "pytorch_lightning"),
-        (["import pytorch_lightning, lightning.pytorch", OURS], "None"),
-        (["lightning = pytorch_lightning = 1", OURS], "None"),
+        (["import pytorch_lightning", OURS], "pytorch_lightning"),
+        (["from pytorch_lightning import Trainer", OURS, "import lightning.pytorch"], "pytorch_lightning"),
+        ([OURS], "lightning"),
+        ([OURS, "import pytorch_lightning"], "lightning"),
+        (["import lightning.pytorch", OURS], "lightning"),
+        (["import pytorch_lightning, lightning.pytorch", OURS], "lightning"),
         (["import sys; sys.modules['lightning'] = None", OURS], "pytorch_lightning"),
         (["import sys; sys.modules['pytorch_lightning'] = None", OURS], "lightning"),
     ],
 )
-def test_the_package_is_that_of_the_script(lines: list[str], package: str, tmp_path: Path) -> None:
-    """What its code imports counts, also below the line that imports the callbacks; then what is imported, or installed."""
-    for folder in ("lightning/pytorch", "pytorch_lightning"):  # packages that are imported sooner than the real ones
-        (tmp_path / folder).mkdir(parents=True)
-    for file in ("lightning/__init__.py", "lightning/pytorch/__init__.py", "pytorch_lightning/__init__.py"):
-        (tmp_path / file).write_text("class Trainer: ...")
-    (tmp_path / "networks.py").write_text(OURS)
+def test_the_package_is_the_one_that_is_imported_first(lines: list[str], package: str, tmp_path: Path) -> None:
+    """With `lightning` as the default, and if both are imported; a package that is not installed is none."""
     finished = run("-c", "\n".join(lines), folder=tmp_path)
     assert finished.stdout.split() == [package], finished.stderr
 
@@ -129,9 +122,15 @@ class Net(pl.LightningModule):
     def validation_step(self, batch, batch_idx):
         return {"embeddings": batch[0], "labels": batch[1]}
 data = torch.utils.data.TensorDataset(torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2))
-trainer = pl.Trainer(callbacks=RetrievalMonitor(), logger=False, accelerator="cpu", enable_progress_bar=False)
-trainer.validate(Net(), torch.utils.data.DataLoader(data, batch_size=4), verbose=False)
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+settings = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False}
+trainer = pl.Trainer(callbacks=[RetrievalMonitor()], **settings)
+trainer.validate(Net(), loader, verbose=False)
 print(float(trainer.callback_metrics["val/mAP"]), isinstance(module, pl.LightningModule))
+try:
+    pl.Trainer(callbacks=RetrievalMonitor(), **settings)
+except TypeError as error:
+    print(error)
 ''',
 ]
 for number, cell in enumerate(cells):
@@ -140,12 +139,25 @@ for number, cell in enumerate(cells):
 
 
 @pytest.mark.slow
-def test_a_package_that_is_imported_later_takes_the_callbacks_and_is_told_of_modules(tmp_path: Path) -> None:
+def test_a_trainer_of_the_other_package_takes_callbacks_in_a_list_and_no_modules(tmp_path: Path) -> None:
     """In a notebook, whose cells are not known in advance."""
     finished = run("-c", NOTEBOOK, folder=tmp_path)
-    assert finished.stdout.split() == ["1.0", "False"], finished.stderr
-    assert (
-        "cell 2:2: UserWarning: EmbeddingModule is a class of lightning, since pytorch_lightning was imported after "
-        "fewshot_callbacks; a Trainer of pytorch_lightning does not take it. Import pytorch_lightning first, or use the "
-        "Trainer of lightning.pytorch."
-    ) in finished.stderr
+    assert finished.stdout.splitlines() == ["1.0 False", "'RetrievalMonitor' object is not iterable"], finished.stderr
+    facts = "EmbeddingModule is a class of lightning.pytorch", "import pytorch_lightning before", "# isort: split"
+    [line] = [line for line in finished.stderr.splitlines() if line.startswith("cell 2:2: UserWarning: ")]
+    assert missing_facts(line, facts) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imports",
+    [
+        ["import lightning.pytorch", "from fewshot_callbacks import EmbeddingModule", "import pytorch_lightning"],
+        ["import pytorch_lightning", "from fewshot_callbacks import EmbeddingModule", "import lightning.pytorch"],
+    ],
+)
+def test_no_warning_comes_if_a_package_is_imported_first(imports: list[str], tmp_path: Path) -> None:
+    """Any other library may import the other package."""
+    lines = [*imports, "import torch", "EmbeddingModule(torch.nn.Linear(4, 2), torch.dist)"]
+    finished = run("-W", "error:EmbeddingModule", "-c", "\n".join(lines), folder=tmp_path)
+    assert finished.returncode == 0, finished.stderr

@@ -2,7 +2,9 @@
 
 import csv
 import math
+import re
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -566,22 +569,35 @@ def test_an_unexpected_error_of_the_evaluation_is_named(monkeypatch: pytest.Monk
         (EarlyStopping, "val/mAP/dataloader_idx_0", (), "val/mAP"),
     ],
 )
-def test_a_misspelt_key_ends_the_run_at_its_sanity_check(
-    kind: Any, key: str, names: tuple[str, ...], meant: str, tmp_path: Path
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_misspelt_key_is_told_at_the_sanity_check(
+    kind: Any, key: str, names: tuple[str, ...], meant: str, strict: bool | None, tmp_path: Path
 ) -> None:
-    """Lightning itself would say so after the first epoch."""
-    waiting, net, batches = [], Net(), EveryBatch()
+    """A warning, since training may log the key; an error if the monitor is strict, in any place of the list."""
+    waiting, net, batches, before = [], Net(), EveryBatch(), SaidBefore()
     if isinstance(kind, str):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         scheduler = {"scheduler": getattr(torch.optim.lr_scheduler, kind)(optimizer), "monitor": key}
         net.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": scheduler}
     else:
         waiting = [kind(monitor=key)]
-    monitors = retrieval(), DiscriminantRatioMonitor()
-    run = trainer(*waiting, *monitors, batches, default_root_dir=tmp_path, num_sanity_val_steps=1)
-    with refused(UsageError, f"{getattr(kind, '__name__', kind)}(monitor={key!r})", repr(meant)):
-        run.fit(net, loader(), {name: loader() for name in names} or loader())
-    assert not batches.outputs
+    monitors = DiscriminantRatioMonitor(), retrieval(strict=strict)
+    run = trainer(*waiting, *monitors, batches, before, default_root_dir=tmp_path, num_sanity_val_steps=1)
+    facts = f"{getattr(kind, '__name__', kind)}(monitor={key!r})", "Did you mean", repr(meant)
+    validation = {name: loader() for name in names} or loader()
+    if strict:
+        with refused(UsageError, *facts):
+            run.fit(net, loader(), validation)
+        assert not batches.outputs
+        return
+    refusal_of_lightning = pytest.raises((MisconfigurationException, RuntimeError), match=re.escape(key))
+    with warnings.catch_warnings(record=True) as before.caught, refusal_of_lightning:
+        warnings.simplefilter("always")
+        run.fit(net, loader(), validation)
+    assert batches.outputs
+    [words] = [words for words in before.said if "Did you mean" in words]
+    assert missing_facts(words, facts) == []
+    assert len(messages_of(before.caught, "Did you mean")) == 1
 
 
 @pytest.mark.parametrize("sanity_steps", [0, 1])
@@ -599,12 +615,13 @@ def test_a_key_that_the_module_logs_itself_is_its_own_affair(sanity_steps: int, 
 
 
 @pytest.mark.parametrize(("key", "meant"), [("val/map", "val/mAP"), ("val/grouped_recal", "val/grouped_recall@1")])
-def test_what_may_still_be_logged_is_a_warning(key: str, meant: str) -> None:
+@pytest.mark.parametrize("strict", [None, True])
+def test_what_may_still_be_logged_is_a_warning(key: str, meant: str, strict: bool | None) -> None:
     """Without a sanity check nobody knows what the module logs; a key that is only similar may be another callback's."""
     early = EarlyStopping(monitor=key, strict=False)
     facts = f"EarlyStopping(monitor='{key}')", f"'{meant}'"
     before = SaidBefore()
-    run = trainer(early, retrieval(label_groups=3), before, num_sanity_val_steps=int(key != "val/map"))
+    run = trainer(early, retrieval(label_groups=3, strict=strict), before, num_sanity_val_steps=int(key != "val/map"))
     with warned(UserWarning, *facts) as before.caught:
         run.fit(Net(), loader(), loader())
     [said] = before.said

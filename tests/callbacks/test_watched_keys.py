@@ -136,8 +136,8 @@ def test_a_checkpoint_that_keeps_none_has_no_best(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("loaders", [1, 2])
-def test_another_spelling_of_a_key_ends_the_run_at_its_sanity_check(key: str, meant: str, loaders: int) -> None:
-    monitors = retrieval(), DiscriminantRatioMonitor(), gap_monitor()
+def test_another_spelling_of_a_key_ends_the_run_of_a_strict_monitor(key: str, meant: str, loaders: int) -> None:
+    monitors = retrieval(strict=True), DiscriminantRatioMonitor(), gap_monitor()
     run = trainer(EarlyStopping(monitor=key, mode="max"), *monitors, num_sanity_val_steps=1)
     meant += "/first" if loaders == 2 and not meant.startswith("gap") else ""
     with refused(UsageError, f"EarlyStopping(monitor={key!r})", repr(meant)):

@@ -385,3 +385,11 @@ def test_what_a_part_finds_out_first_is_not_taken_for_that_of_the_whole(similari
         chosen = np.arange(1)
         whole.take(chosen, chosen).error_bounds("int8")
         assert np.array_equal(whole.error_bounds("int8"), other.error_bounds("int8"))
+
+
+def test_torch_multiplies_int8_exactly():
+    """With its private product; where it is missing, evaluations would only take longer."""
+    left, right = torch.arange(-8, 8, dtype=torch.int8).view(2, 8), torch.arange(24, dtype=torch.int8).view(8, 3)
+    product = torch._int_mm(left, right)
+    assert product.dtype == torch.int32
+    assert product.tolist() == (left.long() @ right.long()).tolist()
