@@ -1,6 +1,7 @@
 """How close the time that `fewshot plan --here` announces comes to that of the evaluation.
 
     python benchmarks/plan.py                                                        # made embeddings
+    python benchmarks/plan.py --items 8000 16000 --dim 128 --seconds 0.5             # in two minutes
     python benchmarks/plan.py --embeddings paragraphs files --items 8000 31730       # real ones
 
 `_embeddings.py` makes embeddings of a difficulty, `_real_embeddings.py` real ones, whose packages have to be installed; of
@@ -55,6 +56,7 @@ def main() -> None:
         default=["well-trained", "hard", "heavy-tailed"],
         help="difficulties of made embeddings, or real sets (default: %(default)s)",
     )
+    parser.add_argument("--seconds", type=float, default=10.0, help="time for the samples (default: %(default)s)")
     add_cache_option(parser)
     add_file_option(parser)
     options = parser.parse_args()
@@ -70,7 +72,9 @@ def main() -> None:
                 else:
                     embeddings, labels = make(most_items, options.dim, name)
                 items, dim = embeddings.shape
-                announced = measure_evaluation(plan_evaluation(items, items, dim), embeddings, labels)
+                announced = measure_evaluation(
+                    plan_evaluation(items, items, dim), embeddings, labels, seconds=options.seconds
+                )
                 low, high = announced.low_seconds, announced.high_seconds
                 took = seconds(embeddings, labels)
                 text = f"{low:.1f}" if low == high else f"{low:.1f} to {high:.1f}"

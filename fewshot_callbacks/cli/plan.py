@@ -212,7 +212,7 @@ def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation
     times = low if low == high else f"{low} to {high}"
     if not measured.is_extrapolated:
         return times, "measured on this machine just now, with all default metrics"
-    largest = max(measured.samples, key=lambda sample: sample.rows)
+    largest = max(measured.samples, key=lambda sample: sample.gallery)
     meaning = (
         f"on this machine, from {counted(largest.queries, 'query')} against {counted(largest.gallery, 'item')} just now"
     )

@@ -9,7 +9,7 @@ try:
     import numba
 
     from fewshot_callbacks.system.compile_notice import announce_compiling
-    from fewshot_callbacks.system.loop_cache import cache_on_disk, name_by_content
+    from fewshot_callbacks.system.loop_cache import cache_on_disk
 except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
     raise ImportError(
         "fewshot_callbacks needs numba, which compiles its loops, and it cannot be loaded "
@@ -28,10 +28,7 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function at its first call, and keeps the result on disk where it can."""
 
     def compiled(function: Callable[..., Any]) -> Any:
-        loop = numba.njit(**OPTIONS | options)(function)
-        if "<locals>" in function.__qualname__:
-            name_by_content(loop)
-        return cache_on_disk(loop)
+        return cache_on_disk(numba.njit(**OPTIONS | options)(function))
 
     return compiled
 

@@ -1,9 +1,24 @@
 """Keeps compiled loops on disk, so that a later process of the same code need not compile them.
 
-Numba's own cache numbers its files and lists them in an index, which it writes first. It also assumes that a loop depends
-on nothing but the file that defines it. So processes of two versions of the code, or two that compile at the same time, can
-load each other's loops. Here the name of a file is a hash of everything that its loop was compiled from, as this process
-has it in memory: no process ever loads a loop of other code. A file also holds a hash of its content.
+Numba's own cache is not used, for four reasons. It looks at nothing but the file that defines a loop, so a loop goes on
+with what was compiled into it from another file. It writes its index before the data, and a file that was cut or damaged
+ends the run (numba #10656). It numbers its files, so that two processes that compile at once can load each other's loops,
+and the number of a function depends on what its process compiled before (#10128). So machine code of loops that one
+function makes can have one name (#10486).
+
+Here the name of a file is a hash of everything that its loop was compiled from:
+
+- the source of each module that the loop can reach: its own, those of the loops that it can call, and so on,
+- the numbers, words, arrays and named tuples among the globals of these modules,
+- the options, default arguments and closures of their loops,
+- the types of the arguments, the processor, and the versions of Python, NumPy and numba.
+
+If any of that is not known, the loop is not kept, and each process compiles it: if the source cannot be read or is not what
+Python runs, if numba could compile a value in that is none of the above, or if a number has changed in this process, since
+nobody knows which loops were compiled before. What numba's `overload` and `intrinsic` register is not looked for.
+
+The price: after a change of any line in a file of loops, even a comment, all loops of that file and of files that use them
+are compiled anew. `CONTRIBUTING.md` says how long that takes.
 """
 
 from __future__ import annotations
@@ -16,19 +31,19 @@ import re
 import secrets
 import sys
 import time
-import types
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 import numba
 import numpy as np
-from numba.core import config, event, sigutils
+from numba.core import config, event, sigutils, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.dispatcher import Dispatcher
+from numba.core.errors import NumbaError
 from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
 
@@ -46,7 +61,11 @@ _UNFINISHED_SECONDS = 86400.0
 _DIGEST_BYTES = 32
 # The caches of all loops of this process.
 _CACHES: list[LoopCache] = []
-_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+# The modules of this process that define loops or are used by them, by the identity of their globals.
+_MODULES: dict[int, _Module] = {}
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype)
+# These globals say where a module is, and no more.
+_PLACES = ("__file__", "__cached__", "__path__")
 
 
 class _UnknownDependencyError(Exception):
@@ -54,12 +73,20 @@ class _UnknownDependencyError(Exception):
 
 
 def cache_on_disk(loop: Any) -> Any:
-    """Return the loop. From now on it is loaded from the disk if it is there, and stored there once it was compiled."""
+    """Return the loop. From now on it is loaded from the disk if it is there, and stored there once it was compiled.
+
+    Call it where the loop is defined, while Python imports the module.
+    """
     if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
         return loop
+    _module_with(loop.py_func.__globals__).note_code()
     cache = LoopCache(loop)
     loop._cache = cache  # type: ignore[attr-defined]
     _CACHES.append(cache)
+    if "<locals>" in loop.py_func.__qualname__:
+        _name_by_content(loop)
+    with suppress(_UnknownDependencyError):
+        cache.definition = _describe_definition(loop, [])
     if not cache.is_writable and not cache.has_files():
         warnings.warn(
             "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
@@ -69,17 +96,18 @@ def cache_on_disk(loop: Any) -> Any:
     return loop
 
 
-def name_by_content(loop: Any) -> None:
+def _name_by_content(loop: Any) -> None:
     """Give a loop that is made inside a function a name that no other loop has.
 
     Machine code has names: that of the function, the types, and the number of the function in its process. Loops that one
     function makes share a name. If two processes compile one of them each, both may have the same number; and a process
-    that loads both from the disk calls one for the other. So a hash of what the loop is compiled from ends its name.
+    that loads both from the disk calls one for the other. So a hash of what tells the loop from its siblings ends its name.
     """
-    if not isinstance(loop, Dispatcher):
-        return
-    description = "\n".join(describe_loop(loop))
-    loop.py_func.__qualname__ += f"_{hashlib.sha256(description.encode()).hexdigest()[:16]}"
+    try:
+        content = _describe_definition(loop, [])
+    except _UnknownDependencyError:  # it is not kept, but a name may still be in use
+        content = secrets.token_hex(16)
+    loop.py_func.__qualname__ += f"_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def named_folder() -> str:
@@ -156,6 +184,11 @@ class _LoopFiles(CompileResultCacheImpl):
 
     _locator_classes: list[Any] = [*CompileResultCacheImpl._locator_classes, _ReadOnlyLocator]  # noqa: RUF012 - as numba has it
 
+    @property
+    def line(self) -> int:
+        """The line of the file in which the function begins."""
+        return int(self._lineno)
+
 
 class LoopCache(FunctionCache):
     """The cache that numba asks for a compiled loop: a file for each combination of types.
@@ -172,6 +205,8 @@ class LoopCache(FunctionCache):
     def __init__(self, loop: Any) -> None:
         super().__init__(loop.py_func)
         self._loop = loop
+        # what tells the loop from others, as it was when the loop was defined
+        self.definition = ""
         self.folder = Path(self.cache_path)
         self.is_writable = not isinstance(self._impl.locator, _ReadOnlyLocator)
         folders = _folders_of(inspect.getfile(loop.py_func))
@@ -179,11 +214,9 @@ class LoopCache(FunctionCache):
         self._other_folders = list(takewhile(lambda folder: folder != self.folder, folders))
         if not self.is_writable:
             self._other_folders = folders[1:]
-        name = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}".replace("<", "").replace(">", "")
-        self._name = name
-        # With all loops that one function makes, of any version: without the hash of `name_by_content`.
-        common_name = re.sub("_[0-9a-f]{16}$", "", name)
-        self._file_name = re.compile(rf"{re.escape(common_name)}(_[0-9a-f]{{16}})?\.[0-9a-f]{{32}}\.nbc(\.[0-9a-f]+)?")
+        # one name for all loops that one function makes
+        self._name = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}".replace("<", "").replace(">", "")
+        self._file_name = re.compile(rf"{re.escape(self._name)}\.[0-9a-f]{{32}}\.nbc(\.[0-9a-f]+)?")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the loop for some types; None if there is no file, or a damaged one."""
@@ -237,6 +270,11 @@ class LoopCache(FunctionCache):
                     "anew. Make room, or name another folder in NUMBA_CACHE_DIR."
                 )
 
+    @property
+    def line(self) -> int:
+        """The line of the file in which the loop begins."""
+        return int(self._impl.line)
+
     def has_files(self) -> bool:
         """Return whether a folder has loops, those of this function or of others that are defined beside it."""
         return any(any(folder.glob("*.nbc")) for folder in [self.folder, *self._other_folders])
@@ -249,11 +287,11 @@ class LoopCache(FunctionCache):
     def _file(self, sig: Any, codegen: Any) -> Path | None:
         """Return the file of a loop; None if it is not known what the loop depends on, so that it must not be stored."""
         try:
-            code = "\n".join(describe_loop(self._loop))
+            code = describe_loop(self._loop)
+            arguments, result = sigutils.normalize_signature(sig)
+            types_of_loop = [_describe_type(kind) for kind in (*arguments, result)]
         except _UnknownDependencyError:
             return None
-        arguments, result = sigutils.normalize_signature(sig)
-        types_of_loop = [_describe_type(kind) for kind in (*arguments, result)]
         compiler = (sys.version_info, numba.__version__, np.__version__, codegen.magic_tuple())
         key = hashlib.sha256(f"{compiler}\n{types_of_loop}\n{code}".encode()).hexdigest()[:32]
         return self.folder / f"{self._name}.{key}.nbc"
@@ -278,123 +316,187 @@ class LoopCache(FunctionCache):
             file.unlink(missing_ok=True)
 
 
-def describe_loop(loop: Any) -> Iterator[str]:
-    """Yield a description of what a loop is compiled from: its code and its constants, and those of all that it calls.
+def describe_loop(loop: Any) -> str:
+    """Return what a loop is compiled from: the loops and the modules that it can reach.
 
-    Two loops of one description compute the same. Line numbers and comments are not part of it. Sums that the compiler may
-    reorder can differ in their last digits: LLVM may fuse a product and a sum or not, as other loops were compiled before.
+    Sums that the compiler may reorder can differ in their last digits between two loops of one description: LLVM may fuse a
+    product and a sum or not, as other loops were compiled before.
 
     Raises:
-        _UnknownDependencyError: If the code refers to a value that is no number, word, module or function.
+        _UnknownDependencyError: If it is not known what the loop depends on.
     """
-    # identity of a function -> its number: a function that calls itself is described once
-    numbers: dict[int, int] = {}
-    waiting: list[Any] = [loop]
+    package = loop.py_func.__module__.partition(".")[0]
+    descriptions: dict[int, str] = {}
+    waiting = [loop]
     while waiting:
-        callee = waiting.pop()
-        if id(callee) in numbers:
-            yield f"function {numbers[id(callee)]}"
+        reached = waiting.pop()
+        if id(reached) in descriptions:
             continue
-        numbers[id(callee)] = len(numbers)
-        function = callee.py_func if isinstance(callee, Dispatcher) else callee
-        if isinstance(callee, Dispatcher):
-            yield f"options {_describe_options(callee.targetoptions)}"
-        yield from _describe_code(function.__code__)
-        yield f"defaults {_describe_constant(function.__defaults__)}"
-        for name, value in _references(function):
-            if isinstance(value, Dispatcher | types.FunctionType):
-                yield f"{name} is a function"
-                waiting.append(value)
-            else:
-                yield f"{name} = {_describe_value(value)}"
+        if isinstance(reached, Dispatcher):
+            description = _describe_definition(reached, waiting)
+            if description != reached._cache.definition:  # type: ignore[attr-defined]
+                raise _UnknownDependencyError(f"the closure of {_name_of(reached)} has changed")
+            waiting.append(_module_with(reached.py_func.__globals__))
+        elif isinstance(reached, _Module):
+            description = reached.describe(waiting)
+        elif reached.__name__.partition(".")[0] == package:
+            description = f"module {reached.__name__}"
+            waiting.append(_module_with(vars(reached)))
+        else:  # another version of a library may have other numbers
+            description = f"{reached.__name__} {getattr(reached, '__version__', '')}"
+        descriptions[id(reached)] = description
+    return "\n".join(descriptions.values())
 
 
-def _describe_code(code: types.CodeType) -> Iterator[str]:
-    """Yield a description of the bytecode of a function, without its place in a file."""
-    yield f"{code.co_name} {code.co_argcount} {code.co_kwonlyargcount} {code.co_flags} {code.co_code.hex()}"
-    yield f"{code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
-    yield getattr(code, "co_exceptiontable", b"").hex()
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _describe_code(constant)
-        else:
-            yield _describe_constant(constant)
+class _Module:
+    """A module of this process: what its loops can be compiled from.
 
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of globals and attributes in the code of a function and of the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
-
-
-def _references(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of everything that a function refers to outside of itself.
-
-    One name may be that of a global and that of an attribute. Then too much is described, which does no harm.
+    Args:
+        names: The globals of the module.
     """
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield name, cell.cell_contents
-    names = list(dict.fromkeys(_names_in(function.__code__)))
-    for name in names:
-        if name not in function.__globals__:
-            continue
-        value = function.__globals__[name]
-        yield name, value
-        if not _is_module_of_package(value, function):
-            continue
-        # A module of the package changes without a version: so the values that the function takes from it are described.
-        attributes = {attribute: vars(value)[attribute] for attribute in names if attribute in vars(value)}
-        if any(_is_module_of_package(attribute, function) for attribute in attributes.values()):
-            raise _UnknownDependencyError(f"a module in {name}")
-        for attribute, attribute_value in attributes.items():
-            yield f"{name}.{attribute}", attribute_value
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._defines_loops = False
+        # the code that Python ran when it imported the module
+        self._code: CodeType | None = None
+        # the globals when they were described last, their description, and the loops and modules among them
+        self._described: dict[str, Any] = {}
+        self._description = ""
+        self._reached: list[Any] = []
+        self._has_changed = False
+
+    def note_code(self) -> None:
+        """Note the code of a module that defines a loop: what Python runs as it imports the module."""
+        self._defines_loops = True
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_globals is self._names and frame.f_locals is self._names:
+                self._has_changed |= self._code is not None and self._code is not frame.f_code  # it is imported again
+                self._code = frame.f_code
+            frame = frame.f_back
+
+    def describe(self, reached: list[Any]) -> str:
+        """Return a description of the source and the globals, and append the loops and modules among the globals.
+
+        Raises:
+            _UnknownDependencyError: If the source is not known, or the globals have changed since the first description.
+        """
+        if not self._is_described():
+            loops_and_modules: list[Any] = []
+            values = {name: value for name, value in self._names.items() if name not in _PLACES}
+            description = f"{self._source()}\n{_describe_values(values, loops_and_modules)}"
+            self._has_changed |= self._description not in ("", description)
+            self._described = dict(self._names)
+            self._description = description
+            self._reached = loops_and_modules
+        if self._has_changed:
+            raise _UnknownDependencyError(f"{self._names['__name__']} has changed")
+        reached += self._reached
+        return self._description
+
+    def _is_described(self) -> bool:
+        """Return whether each global is the same object as when the globals were described last."""
+        return self._described.keys() == self._names.keys() and all(
+            self._names[name] is value for name, value in self._described.items()
+        )
+
+    def _source(self) -> str:
+        """Return a hash of the source; empty for a module that defines no loops.
+
+        Raises:
+            _UnknownDependencyError: If the source cannot be read, or Python runs something else: the file was replaced
+                after Python had read it, or Python took an old .pyc for it.
+        """
+        if not self._defines_loops:
+            return ""
+        try:
+            source = Path(self._names["__file__"]).read_bytes()
+            loader = self._names["__spec__"].loader
+            code = loader.source_to_code(source, self._names["__file__"])
+        except Exception as error:  # loaders promise no class of error, and some have no such method
+            raise _UnknownDependencyError(f"{self._names['__name__']} has no source") from error
+        if code != self._code:
+            raise _UnknownDependencyError(f"{self._names['__file__']} is not what Python runs")
+        # A loader may add to the code what is not in the source.
+        return f"{type(loader).__qualname__} {hashlib.sha256(source).hexdigest()}"
 
 
-def _is_module_of_package(value: Any, function: types.FunctionType) -> bool:
-    """Return whether a value is a module of the package of a function."""
-    if not isinstance(value, types.ModuleType):
-        return False
-    return value.__name__.partition(".")[0] == function.__module__.partition(".")[0]
+def _module_with(names: dict[str, Any]) -> _Module:
+    """Return the module that has these globals."""
+    return _MODULES.setdefault(id(names), _Module(names))
 
 
-def _describe_value(value: Any) -> str:
-    """Return a description of a value that a loop refers to.
+def _describe_definition(loop: Any, reached: list[Any]) -> str:
+    """Return what tells a loop from all others of this code, and append the loops and modules in its closure.
 
     Raises:
-        _UnknownDependencyError: If nothing says whether two such values are the same.
+        _UnknownDependencyError: If it is not known what the loop depends on.
     """
-    if isinstance(value, types.ModuleType):
-        return f"module {value.__name__} {getattr(value, '__version__', '')}"
-    if isinstance(value, types.BuiltinFunctionType | type | np.ufunc):
-        # The fields of a named tuple: numba compiles their positions, and not their names.
-        return f"{getattr(value, '__module__', '')}.{value.__name__} {getattr(value, '_fields', ())}"
-    return _describe_constant(value)
+    # A set is sorted, since it has no order of its own.
+    options = [(name, sorted(value) if isinstance(value, set) else value) for name, value in loop.targetoptions.items()]
+    try:
+        closure = inspect.getclosurevars(loop.py_func).nonlocals
+    except ValueError as error:  # a name of the closure has no value yet
+        raise _UnknownDependencyError(f"the closure of {_name_of(loop)}") from error
+    values = _describe_values({**closure, "default arguments": loop.py_func.__defaults__}, reached)
+    return f"{_name_of(loop)} {sorted(options)}\n{values}"
 
 
-def _describe_constant(value: Any) -> str:
-    """Return a description of a number, a word or an array, or of a tuple or a set of these."""
+def _name_of(loop: Any) -> str:
+    """Return the module, the name and the line of a loop.
+
+    Raises:
+        _UnknownDependencyError: If it was made by `exec`, or without `cache_on_disk`, so that its source is not known.
+    """
+    name = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}"
+    is_in_file = inspect.getfile(loop.py_func) == loop.py_func.__globals__.get("__file__")
+    if not (isinstance(loop._cache, LoopCache) and is_in_file):
+        raise _UnknownDependencyError(name)
+    return f"{name}, line {loop._cache.line}"
+
+
+def _describe_values(values: dict[str, Any], reached: list[Any]) -> str:
+    """Return a description of values by their names, and append the loops and modules among them.
+
+    Raises:
+        _UnknownDependencyError: If numba could compile in a value that may differ in the next process.
+    """
+    descriptions = [(name, _describe_value(value, reached)) for name, value in sorted(values.items())]
+    return "\n".join(f"{name} = {description}" for name, description in descriptions if description)
+
+
+def _describe_value(value: Any, reached: list[Any]) -> str:
+    """Return a description of a value, and append the loops and modules in it; empty if numba compiles it into no loop."""
+    kind = type(value)
+    if isinstance(value, Dispatcher | ModuleType):
+        reached.append(value)
+        return _name_of(value) if isinstance(value, Dispatcher) else f"module {value.__name__}"
+    if isinstance(value, _CONSTANTS):
+        return f"{kind.__qualname__} {value!r}"
+    if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+        return f"{value.__module__}.{value.__qualname__} {value._fields}"
     if isinstance(value, tuple):
-        return f"({', '.join(map(_describe_constant, value))})"
-    if isinstance(value, frozenset):
-        return f"set of {sorted(map(_describe_constant, value))}"
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return f"array {value.dtype.str} {value.shape} {np.ascontiguousarray(value).tobytes().hex()}"
-    if not isinstance(value, _CONSTANTS):
-        raise _UnknownDependencyError(type(value).__name__)
-    return f"{type(value).__name__} {value!r}"
-
-
-def _describe_options(options: dict[str, Any]) -> str:
-    """Return a description of how a function is compiled. A set is sorted, since it has no order of its own."""
-    return repr([(name, sorted(value) if isinstance(value, set) else value) for name, value in sorted(options.items())])
+        members = [_describe_value(member, reached) for member in value]
+        return f"{kind.__qualname__} {getattr(value, '_fields', '')} ({', '.join(members)})" if all(members) else ""
+    if isinstance(value, np.ndarray) and value.size == 0:  # others can change in place
+        return f"array {value.dtype.str} {value.shape}"
+    try:
+        numba.typeof(value)
+    except (ValueError, NumbaError):
+        return ""
+    raise _UnknownDependencyError(f"{value!r}")
 
 
 def _describe_type(kind: Any) -> str:
-    """Return a description of a type of numba. The name of a named tuple does not tell its fields, so they are added."""
+    """Return a description of a type of numba. The name of a named tuple does not tell its fields, so they are added.
+
+    Raises:
+        _UnknownDependencyError: If it is the type of a function or of a compiled class: nothing says what that computes.
+    """
+    if isinstance(kind, types.Dispatcher | types.FunctionType | types.ClassInstanceType):
+        raise _UnknownDependencyError(str(kind))
     members = list(getattr(kind, "types", ()))
-    dtype = getattr(kind, "dtype", None)
-    if dtype is not None:
+    if (dtype := getattr(kind, "dtype", None)) is not None:
         members.append(dtype)
     return f"{kind} {getattr(kind, 'fields', ())} [{', '.join(map(_describe_type, members))}]"

@@ -1,5 +1,6 @@
 """`fewshot warm`: what it compiles is what evaluations need, and it says where that is kept."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,21 +13,24 @@ from numba.core import config
 from fewshot_callbacks.cli import main
 from tests.messages import missing_facts
 
-EVALUATIONS = """
+IN_CHILDREN = """
+import json, os, sys
+from pathlib import Path
 import numpy as np
 import torch
-from numba.core.event import install_listener
+from numba.core.dispatcher import Dispatcher
 import fewshot_callbacks
 from fewshot_callbacks import Shards, discriminant_ratio, evaluate_retrieval, grouped_recall
+from fewshot_callbacks.cli import main
+from fewshot_callbacks.engine import evaluation, nearest as engine_nearest
+from fewshot_callbacks.engine.pooled import negatives as pooled_negatives
 from fewshot_callbacks.functional import embedding_health, knn_accuracy, nearest, near_duplicates, suspects
-from fewshot_callbacks.system.loop_cache import CompiledLoops
 
-rows = torch.randn(6000, 16, generator=torch.Generator().manual_seed(1))
-labels = torch.arange(6000) % 500
-np.save("rows.npy", rows.numpy())
-loops = CompiledLoops()
-with install_listener("numba:compile", loops):
-    for similarity in ("cosine", "dot", "euclidean"):
+def evaluate():
+    rows = torch.randn(6000, 16, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(6000) % 500
+    np.save("rows.npy", rows.numpy())
+for similarity in ("cosine", "dot", "euclidean"):
         evaluate_retrieval(rows[:60], labels[:60] % 5, similarity=similarity)
         evaluate_retrieval(rows, labels, similarity=similarity)
     evaluate_retrieval(rows.half().numpy(), labels.numpy(), metrics=("mAP", "eer", "pair_f1"))
@@ -45,46 +49,69 @@ with install_listener("numba:compile", loops):
     knn_accuracy(rows[:99], labels[:99] % 9, rows[99:], labels[99:] % 9)
     embedding_health(rows, labels)
     discriminant_ratio(rows, labels)
-print(loops.count)
+
+def evaluate_in(first, further):
+    evaluation.fastest = lambda *_: first
+    pooled_negatives.cheapest = lambda estimates, precisions, *_: further if further in precisions else first
+    engine_nearest.seconds_of_a_pair = lambda precision, *_: precision != first
+    evaluate()
+
+def loops():
+    modules = [module for name, module in sys.modules.items() if name.startswith("fewshot_callbacks.")]
+    found = {loop for module in modules for loop in vars(module).values() if isinstance(loop, Dispatcher)}
+    return [f"{loop.py_func.__module__}.{loop.__name__} {types}" for loop in found for types in loop.signatures]
+
+def in_a_child(name, work, *words):
+    child = os.fork()
+    if child == 0:
+        work(*words)
+        Path(name).write_text(json.dumps(loops()))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+in_a_child("warm", main, ["warm"])
+in_a_child("evaluate", evaluate)
+for precisions in (("int8", "int8"), ("int8", "float64"), ("float32", "float32"), ("float64", "float64")):
+    in_a_child("_".join(precisions), evaluate_in, *precisions)
 """
-
-FASTEST = """
-import sys
-from fewshot_callbacks.engine import evaluation, nearest
-from fewshot_callbacks.engine.pooled import negatives
-
-first, further = sys.argv[1:]
-evaluation.fastest = lambda *_: first
-negatives.cheapest = lambda estimates, precisions, *_: further if further in precisions else first
-nearest.seconds_of_a_pair = lambda precision, *_: precision != first
-"""
+"""Which precisions are the fastest, of the ranks and of further passes, depends on the load of the machine."""
 
 
-def fresh_python(tmp_path, *words):
-    environment = os.environ | {
-        "NUMBA_CACHE_DIR": str(tmp_path / "loops"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    command = [sys.executable, *words]
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="torch is imported once, and then forked")
+def test_warm_compiles_what_evaluations_need(tmp_path):
+    """Loops that the tests have compiled before are loaded: what is compared is which loops there are afterwards."""
+    command = [sys.executable, "-c", IN_CHILDREN]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    warm = set(json.loads((tmp_path / "warm").read_text()))
+    assert len(warm) > 50
+    for evaluated in ("evaluate", "int8_int8", "int8_float64", "float32_float32", "float64_float64"):
+        loops = set(json.loads((tmp_path / evaluated).read_text()))
+        assert len(loops) > 20
+        assert loops <= warm
 
 
-@pytest.mark.slow
-def test_warm_compiles_what_evaluations_need_once(tmp_path):
-    first, place = fresh_python(tmp_path, "-m", "fewshot_callbacks", "warm")
-    number = re.search(r"(\d+) loops", first)[1]
+FEW_LOOPS = """
+import torch
+from fewshot_callbacks import discriminant_ratio
+from fewshot_callbacks.cli import main, warm
+warm._evaluate = lambda **_: discriminant_ratio(torch.randn(6, 2), torch.arange(6) // 3)
+main(["warm"])
+"""
+
+
+def test_warm_says_how_many_loops_it_compiled_and_where_they_are(tmp_path):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "loops")}
+    command = [sys.executable, "-c", FEW_LOOPS]
+    said = [subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)]
+    (first, place), (nothing, again) = (done.stdout.splitlines() for done in said)
     files = list((tmp_path / "loops").rglob("*.nbc"))
-    assert len(files) == int(number) > 50
+    assert len(files) == int(re.search(r"(\d+) loops", first)[1]) > 1
     assert missing_facts(place, (tmp_path / "loops",)) == []
-    assert fresh_python(tmp_path, "-c", EVALUATIONS) == ["0"]
-    # Which precisions are the fastest, of the ranks and of further passes, depends on the load of the machine.
-    for precisions in (("int8", "int8"), ("int8", "float64"), ("float32", "float32"), ("float64", "float64")):
-        assert fresh_python(tmp_path, "-c", FASTEST + EVALUATIONS, *precisions) == ["0"]
-    nothing, again = fresh_python(tmp_path, "-m", "fewshot_callbacks", "warm")
     assert missing_facts(nothing, ("Nothing", "loops")) == []
     assert again == place
 

@@ -1,11 +1,10 @@
-"""The time of an evaluation on this machine, from evaluations of smaller sets that are timed."""
+"""The time of an evaluation on this machine, from two samples that are timed."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,11 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.engine.distinct import MOST_MEMORY, MOST_PAIRS, share_of_budget
-from fewshot_callbacks.engine.duplicates import row_hashes
-from fewshot_callbacks.engine.layout import plan_layout
-from fewshot_callbacks.engine.relevance import Lists, Relevance
-from fewshot_callbacks.engine.twins import TwinGroups, UnitedLists
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join
@@ -31,18 +25,16 @@ Difficulty = Literal["well-trained", "hard"]
 """How well generated embeddings separate their classes."""
 
 _CALL = "measure_evaluation"
-# The rows of the smallest set that is evaluated.
+# The smallest sample of a large set has at most so many rows, and at least half as many.
 FIRST_ROWS = 2000
-# The number of sizes that a constant, a part for each row and a part for each pair can be told apart by.
-FEWEST_SIZES = 3
-# Each size is evaluated several times, and the shortest time counts: the first evaluation may compile loops or ask the
+# Rows may be so long that no more than these are evaluated. Smaller sets are not halved.
+FEWEST_ROWS = 64
+# Each sample is evaluated several times, and the shortest time counts: the first evaluation may compile loops or ask the
 # system for memory, and others use the machine.
 WANTED_ROUNDS = 2
 MOST_ROUNDS = 5
-# The share of the time that further rounds of one size may take.
+# The share of the time that further rounds of one sample may take.
 SHARE_OF_ROUNDS = 0.05
-# The time of a set of twice the size grows as it has grown before, or by a fifth more, and at most as its pairs do.
-GROWTH_MARGIN = 1.2
 # The most bytes of the embeddings that are evaluated: generating or reading them takes part of the time.
 MOST_BYTES = 2**28
 # With fewer classes in a sample, rows are drawn instead of classes.
@@ -64,10 +56,6 @@ class TimedSample:
     queries: int
     """queries that were evaluated"""
     gallery: int
-    rows: int
-    """rows of the sets: those of all queries and of the gallery, or of one set"""
-    compared_pairs: int
-    """pairs of distinct rows, if equal rows are compared once; else all pairs"""
     seconds: tuple[float, ...]
     """duration of each evaluation"""
 
@@ -75,10 +63,10 @@ class TimedSample:
 @equal_with_nan
 @dataclass(frozen=True)
 class MeasuredEvaluation:
-    """The time of an evaluation on this machine: measured, or extrapolated from smaller sets.
+    """The time of an evaluation on this machine: measured, or extrapolated from two samples.
 
     Examples:
-        >>> sample = TimedSample(2000, 2000, 2000, 2000**2, (0.2, 0.1))
+        >>> sample = TimedSample(2000, 2000, (0.2, 0.1))
         >>> print(MeasuredEvaluation(20_000, 20_000, 64, 5.0, 10.0, is_extrapolated=True, samples=(sample,)))
         5.0 to 10.0 s for 20,000 queries against 20,000 items, extrapolated from up to 2,000 against 2,000
     """
@@ -91,9 +79,9 @@ class MeasuredEvaluation:
     high_seconds: float
     """longest time to expect"""
     is_extrapolated: bool
-    """whether these times follow from smaller sets, at least in part; else they were measured"""
+    """whether these times follow from samples, at least in part; else they were measured"""
     samples: tuple[TimedSample, ...]
-    """the evaluations that were timed"""
+    """the evaluations that these times follow from"""
 
     def __str__(self) -> str:
         times = f"{self.low_seconds:,.1f} s"
@@ -102,7 +90,7 @@ class MeasuredEvaluation:
         sizes = f"{self.queries:,} queries against {self.gallery:,} items"
         if not self.is_extrapolated:
             return f"{times} for {sizes}, as measured"
-        largest = max(self.samples, key=lambda sample: sample.rows)
+        largest = max(self.samples, key=lambda sample: sample.gallery)
         return f"{times} for {sizes}, extrapolated from up to {largest.queries:,} against {largest.gallery:,}"
 
 
@@ -118,16 +106,15 @@ def measure_evaluation(
 ) -> MeasuredEvaluation:
     """Return the seconds that an evaluation with all default metrics takes on this machine.
 
-    Smaller sets are evaluated, each twice as large as the one before, with the threads and the memory budget of the real
-    evaluation. If that one ends in time, it is the last of them, and its own times are returned. Else a constant, a part
-    for each row and a part for each pair of rows are fitted to the times. The range reaches from this fit to the time of
-    the largest set in proportion to its pairs. If the budget is too small for the counters of one set, its longest time is
-    doubled: each product may be computed twice. Compiling is not counted.
+    Two samples are evaluated, the second with twice as many rows, as large as the time allows, with the threads and the
+    memory budget of the real evaluation. If the whole set ends in time, its own times are returned. Else the time grows
+    between two bounds: by the power of the rows that the two samples show, at least 1 and at most 2, and in proportion to
+    the pairs. Compiling is not counted.
 
     With embeddings, whole classes are drawn, so that classes keep their sizes. A sample in which fewer than 20 classes fit
-    holds random rows instead, and its classes shrink with it. Equal rows are rarer in a sample than in the set. So distinct
-    rows are counted at each size, and their number is extrapolated by a power of the number of rows. If the budget is too
-    small for them and for the lists of rows that stand in several classes, all rows will be compared.
+    holds random rows instead, and its classes shrink with it. Equal rows are rarer in a sample than in the set, so a set
+    with many equal rows may take less time than predicted. A set may take up to twice as long if the budget holds the
+    counters of a sample but not those of all queries, since each product is then computed twice.
 
     Without embeddings, classes of 53 items are generated.
 
@@ -161,13 +148,13 @@ def measure_evaluation(
             raise InputError(f"{_CALL}: difficulty is for generated embeddings. Leave it out beside embeddings.")
         sets = _GivenSets(plan, queries, query_labels, gallery, gallery_labels)
         samples = _timed_samples(plan, sets.sample, sets.rows, seconds)
-        return _extrapolated(plan, samples, sets.relevant_of_a_query, distinct_rows_fit=sets.distinct_rows_fit())
+        return _extrapolated(plan, samples)
     difficulties = get_args(Difficulty) if difficulty is None else (difficulty,)
     by_difficulty = []
     for name in difficulties:
         generated = _GeneratedSets(plan, SEPARATIONS[name])
         samples = _timed_samples(plan, generated.sample, generated.rows, seconds / len(difficulties))
-        by_difficulty.append(_extrapolated(plan, samples, RELEVANT, distinct_rows_fit=True))
+        by_difficulty.append(_extrapolated(plan, samples))
     return MeasuredEvaluation(
         queries=plan.queries,
         gallery=plan.gallery,
@@ -195,26 +182,6 @@ class _Sets:
     query_labels: Any
     gallery: Any | None = None
     gallery_labels: Any | None = None
-
-    @property
-    def compared_pairs(self) -> int:
-        """Pairs of distinct rows, if the engine compares equal rows once; else all pairs."""
-        gallery = self.queries if self.gallery is None else self.gallery
-        pairs = len(self.queries) * len(gallery)
-        distinct_pairs = _distinct_rows(self.queries) * _distinct_rows(gallery)
-        return distinct_pairs if distinct_pairs <= MOST_PAIRS * pairs else pairs
-
-
-def _distinct_rows(rows: Any) -> int:
-    """Return the number of distinct rows; the engine takes all rows in files for distinct."""
-    if isinstance(rows, RowSubset):
-        return len(rows)
-    return len(np.unique(_hashes(rows)))
-
-
-def _hashes(rows: Tensor) -> NDArray[Any]:
-    """Return a hash of each row."""
-    return row_hashes(rows.float().contiguous().numpy())
 
 
 class _GivenSets:
@@ -244,39 +211,9 @@ class _GivenSets:
         if self._gallery is not None:
             self.rows += len(self._gallery)
         self.rows = min(self.rows, _rows_that_fit(plan.dim))
-        classes = int(codes.max()) + 1
-        candidates = self._query_codes if self._gallery is None else self._gallery_codes
-        self._plan = plan
-        self._class_sizes = np.bincount(candidates, minlength=classes)
-        # number of relevant items of a query, on average
-        self.relevant_of_a_query = float(self._class_sizes[self._query_codes].mean())
-        if self._gallery is None:  # a query is not relevant to itself
-            self.relevant_of_a_query -= 1
-        self._order_of_code = np.random.default_rng(0).permutation(classes)
+        self._order_of_code = np.random.default_rng(0).permutation(int(codes.max()) + 1)
         first = self._class_prefix(self._query_codes, min(1.0, FIRST_ROWS / self.rows))
         self._draws_classes = len(np.unique(self._query_codes[first])) >= FEWEST_CLASSES
-
-    def distinct_rows_fit(self) -> bool:
-        """Return whether the budget has room to compare equal rows once.
-
-        The engine copies the distinct rows, and has a list of relevant items for each combination of classes that a row
-        stands in. Rows in files are all taken for distinct, and are not copied.
-        """
-        if isinstance(self._queries, RowSubset | Shards) or isinstance(self._gallery, RowSubset | Shards):
-            return True
-        rows = TwinGroups.of([_hashes(self._queries)])
-        items = rows if self._gallery is None else TwinGroups.of([_hashes(self._gallery)])
-        item_codes = self._query_codes if self._gallery is None else self._gallery_codes
-        relevance = Relevance(
-            Lists.of_labels(self._query_codes, item_codes), np.full(len(self._query_codes), -1, np.int32)
-        )
-        united = UnitedLists.of(relevance, rows, items.group_of.astype(np.int32))
-        copied = len(rows.first) + (0 if self._gallery is None else len(items.first))
-        row_bytes: int = self._plan.dim * max(4, self._queries.element_size())  # half precision is copied as float32
-        # The plan may be of more rows than these.
-        given = len(self._queries if self._gallery is None else self._gallery)
-        share = share_of_budget(float(row_bytes * copied), united, self._plan.memory_bytes)
-        return share * self._plan.gallery / given <= MOST_MEMORY
 
     def sample(self, rows: int) -> _Sets:
         """Return about so many rows in all."""
@@ -371,10 +308,10 @@ def _rows_that_fit(dim: int) -> int:
     """Return the most rows that are evaluated.
 
     Raises:
-        ValueError: If a row is so long that fewer than 64 would be.
+        ValueError: If a row is so long that fewer than `FEWEST_ROWS` would be.
     """
     rows = MOST_BYTES // (4 * dim)
-    if rows < 64:
+    if rows < FEWEST_ROWS:
         raise InputError(
             f"{_CALL}: rows of dim={dim} are too long to be measured within {MOST_BYTES / 1e6:.0f} MB. Reduce their "
             "dimension, or leave the plan without a measurement."
@@ -385,7 +322,7 @@ def _rows_that_fit(dim: int) -> int:
 def _timed_samples(
     plan: EvaluationPlan, sample: Callable[[int], _Sets], most_rows: int, seconds: float
 ) -> tuple[TimedSample, ...]:
-    """Return samples of growing size with their times, until the next one would not end in time.
+    """Return the two largest samples that end in time, the second of twice the size; a set of a few rows is the only one.
 
     Args:
         plan: The evaluation.
@@ -393,23 +330,18 @@ def _timed_samples(
         most_rows: The rows of the largest sample.
         seconds: The time for all samples.
     """
-    rows = min(FIRST_ROWS, most_rows)
-    _time_once(plan, sample(rows))  # compiles
+    halvings = max(0 if most_rows < FEWEST_ROWS else 1, math.ceil(math.log2(most_rows / FIRST_ROWS)))
+    sizes = [math.ceil(most_rows / 2**power) for power in range(halvings, -1, -1)]
+    _time_once(plan, sample(sizes[0]))  # compiles
     end = time.perf_counter() + seconds
     timed: list[TimedSample] = []
-    while True:
-        generation_started = time.perf_counter()
+    for rows in sizes:
+        # A set of twice the size takes at most four times as long.
+        if len(timed) >= 2 and time.perf_counter() + 4 * min(timed[-1].seconds) > end:
+            break
         sets = sample(rows)
-        generated = time.perf_counter() - generation_started
         timed.append(_timed_sample(plan, sets, _timed_rounds(plan, sets, seconds, end)))
-        next_size = 2 * generated + _growth(timed) * min(timed[-1].seconds)
-        is_last = next_size > end - time.perf_counter()
-        if len(timed) < FEWEST_SIZES:
-            # Another program may have taken the processor for a while: three sizes are worth more than the time limit.
-            is_last = next_size > seconds
-        if rows == most_rows or is_last:
-            return tuple(timed)
-        rows = min(2 * rows, most_rows)
+    return tuple(timed[-2:])
 
 
 def _timed_rounds(plan: EvaluationPlan, sets: _Sets, seconds: float, end: float) -> tuple[float, ...]:
@@ -429,23 +361,11 @@ def _timed_rounds(plan: EvaluationPlan, sets: _Sets, seconds: float, end: float)
     return tuple(durations)
 
 
-def _growth(timed: Sequence[TimedSample]) -> float:
-    """Return how many times longer a set of twice the size may take than the last one."""
-    if len(timed) < FEWEST_SIZES:
-        return 4.0
-    return min(4.0, GROWTH_MARGIN * min(timed[-1].seconds) / min(timed[-2].seconds))
-
-
 def _timed_sample(plan: EvaluationPlan, sets: _Sets, durations: tuple[float, ...]) -> TimedSample:
     """Return the sizes of some sets beside the durations of their evaluation."""
     queries = len(sets.queries)
-    gallery = queries
-    rows = queries
-    if sets.gallery is not None:
-        gallery = len(sets.gallery)
-        rows = queries + gallery
-    evaluated = _drawn_queries(plan, queries) or queries
-    return TimedSample(evaluated, gallery, rows, round(sets.compared_pairs * evaluated / queries), durations)
+    gallery = queries if sets.gallery is None else len(sets.gallery)
+    return TimedSample(_drawn_queries(plan, queries) or queries, gallery, durations)
 
 
 def _time_once(plan: EvaluationPlan, sets: _Sets) -> float:
@@ -471,76 +391,19 @@ def _drawn_queries(plan: EvaluationPlan, queries: int) -> int | None:
     return math.ceil(plan.queries * queries / all_queries)
 
 
-def _extrapolated(
-    plan: EvaluationPlan,
-    samples: tuple[TimedSample, ...],
-    relevant_of_a_query: float,
-    *,
-    distinct_rows_fit: bool,
-) -> MeasuredEvaluation:
-    """Return the times of the planned evaluation: as measured, if a sample has its size.
-
-    Args:
-        plan: The evaluation.
-        samples: Smaller evaluations.
-        relevant_of_a_query: Relevant items of a query, on average.
-        distinct_rows_fit: Whether the budget has room to compare equal rows once.
-    """
-    largest = samples[-1]
-    if (largest.queries, largest.gallery) == (plan.queries, plan.gallery):
-        low, high = min(largest.seconds), max(largest.seconds)
+def _extrapolated(plan: EvaluationPlan, samples: tuple[TimedSample, ...]) -> MeasuredEvaluation:
+    """Return the times of the planned evaluation: as measured, if the larger sample has its size."""
+    larger = samples[-1]
+    if (larger.queries, larger.gallery) == (plan.queries, plan.gallery):
+        low, high = min(larger.seconds), max(larger.seconds)
         return MeasuredEvaluation(
-            plan.queries, plan.gallery, plan.dim, low, high, is_extrapolated=False, samples=samples
+            plan.queries, plan.gallery, plan.dim, low, high, is_extrapolated=False, samples=(larger,)
         )
-    is_one_set = _all_queries(plan) == plan.gallery
-    rows = plan.gallery if is_one_set else _all_queries(plan) + plan.gallery
-    pairs = _extrapolated_pairs(samples, rows, plan.pairs) if distinct_rows_fit else float(plan.pairs)
-    fitted = _fitted_seconds(samples, rows, pairs)
-    in_proportion = min(largest.seconds) * pairs / largest.compared_pairs
-    high = max(fitted, in_proportion)
-    compares_all_rows = not distinct_rows_fit or largest.compared_pairs == largest.queries * largest.gallery
-    if is_one_set and compares_all_rows and _takes_batches(plan, relevant_of_a_query):
-        high *= 2
-    low = min(fitted, in_proportion)
+    smaller = samples[0]
+    seconds = min(larger.seconds)
+    pairs = larger.queries * larger.gallery
+    growth = math.log(seconds / min(smaller.seconds)) / math.log(pairs / (smaller.queries * smaller.gallery))
+    # Between a power of 1 and of 2 of the rows: the pairs are their square.
+    growth = min(1.0, max(0.5, growth))
+    low, high = (seconds * (plan.pairs / pairs) ** power for power in (growth, 1.0))
     return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, low, high, is_extrapolated=True, samples=samples)
-
-
-def _extrapolated_pairs(samples: Sequence[TimedSample], rows: int, pairs: int) -> float:
-    """Return the pairs that are compared among so many rows: of all pairs, a share that falls as a power of the rows."""
-    shares = [sample.compared_pairs / (sample.queries * sample.gallery) for sample in samples]
-    if shares[-1] > MOST_PAIRS or len(samples) == 1:
-        return pairs * shares[-1]
-    growth = math.log(samples[-1].rows / samples[-2].rows)
-    exponent = min(0.0, math.log(shares[-1] / shares[-2]) / growth)
-    # Pairs of distinct rows never become fewer: their share falls at most as fast as all pairs grow.
-    exponent = max(exponent, -2.0)
-    return pairs * shares[-1] * math.pow(rows / samples[-1].rows, exponent)
-
-
-def _fitted_seconds(samples: Sequence[TimedSample], rows: float, pairs: float) -> float:
-    """Return the seconds of so many rows and pairs, by the best fit to the samples without negative parts."""
-    times = np.array([min(sample.seconds) for sample in samples])
-    parts = np.array([(1.0, sample.rows, sample.compared_pairs) for sample in samples])
-    relative = parts / times[:, None]  # each sample counts by its relative error
-    best_error = math.inf
-    best = np.zeros(3)
-    subsets = itertools.chain.from_iterable(itertools.combinations(range(3), size) for size in (1, 2, 3))
-    for subset in map(list, subsets):
-        if len(subset) > len(samples):
-            continue
-        scale = relative[:, subset].max(axis=0)
-        found = np.linalg.lstsq(relative[:, subset] / scale, np.ones(len(samples)), rcond=None)[0] / scale
-        error = float(((relative[:, subset] @ found - 1) ** 2).sum())
-        if (found >= 0).all() and error < best_error:
-            best_error = error
-            best = np.zeros(3)
-            best[subset] = found
-    return float(best @ (1.0, rows, pairs))
-
-
-def _takes_batches(plan: EvaluationPlan, relevant_of_a_query: float) -> bool:
-    """Return whether the counters of all queries of one set exceed the budget."""
-    relevant = math.ceil(relevant_of_a_query * plan.queries)
-    memory = max(plan.memory_bytes, plan.least_bytes)
-    layout = plan_layout(memory, plan.queries, plan.gallery, plan.dim, relevant, threads=torch.get_num_threads())
-    return layout.batch_counters < relevant + plan.queries
