@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fewshot_callbacks.system import import_time as _import_time  # noqa: F401 - the first module, since it notes the time
+
 __version__ = "0.2.0"
 
 _IMPORTS = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body

@@ -4,18 +4,17 @@ Numba's own cache is not used, for four reasons. It looks at nothing but the fil
 with what was compiled into it from another file. It writes its index before the data, and a file that was cut or damaged
 ends the run (numba #10656). It numbers its files, so that two processes that compile at once can load each other's loops,
 and the number of a function depends on what its process compiled before (#10128). So machine code of loops that one
-function makes can have one name (#10486).
+function makes can have one name (#10486). Numba finds the folders here, and turns machine code into bytes and back.
 
-Here the name of a file is a hash of everything that its loop was compiled from:
+The name of a file is a hash of all that its loop was compiled from:
 
-- the source of each module that the loop can reach: its own, those of the loops that it can call, and so on,
-- the numbers, words, arrays and named tuples among the globals of these modules,
-- the options, default arguments and closures of their loops,
-- the types of the arguments, the processor, and the versions of Python, NumPy and numba.
+- the source of each module whose loops it can reach: its own, those of the loops among its globals, and so on,
+- the numbers and words among the globals of these modules,
+- the closures and default arguments of their loops,
+- the types of the arguments, the options, the processor, and the versions of Python, NumPy and numba.
 
-If any of that is not known, the loop is not kept, and each process compiles it: if the source cannot be read or is not what
-Python runs, if numba could compile a value in that is none of the above, or if a number has changed in this process, since
-nobody knows which loops were compiled before. What numba's `overload` and `intrinsic` register is not looked for.
+A loop is not kept, and each process compiles it, if a source cannot be read, if a file was changed after the process had
+begun to import the package, or if a number has changed since it was described first.
 
 The price: after a change of any line in a file of loops, even a comment, all loops of that file and of files that use them
 are compiled anew. `CONTRIBUTING.md` says how long that takes.
@@ -35,19 +34,19 @@ import warnings
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import numba
 import numpy as np
-from numba.core import config, event, sigutils, types
+from numba.core import config, event, sigutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.dispatcher import Dispatcher
-from numba.core.errors import NumbaError
 from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
 
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.system import import_time
 from fewshot_callbacks.system.compile_notice import say_once
 
 # The first bytes of every file that is written here.
@@ -61,11 +60,11 @@ _UNFINISHED_SECONDS = 86400.0
 _DIGEST_BYTES = 32
 # The caches of all loops of this process.
 _CACHES: list[LoopCache] = []
-# The modules of this process that define loops or are used by them, by the identity of their globals.
-_MODULES: dict[int, _Module] = {}
+# Module -> hash of its source when its last loop was defined; empty if it is not known what Python runs.
+_SOURCES: dict[str, str] = {}
+# Module -> its first description.
+_DESCRIPTIONS: dict[str, str] = {}
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype)
-# These globals say where a module is, and no more.
-_PLACES = ("__file__", "__cached__", "__path__")
 
 
 class _UnknownDependencyError(Exception):
@@ -79,14 +78,12 @@ def cache_on_disk(loop: Any) -> Any:
     """
     if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
         return loop
-    _module_with(loop.py_func.__globals__).note_code()
+    _SOURCES[loop.py_func.__module__] = _hash_of_source(loop.py_func)
     cache = LoopCache(loop)
     loop._cache = cache  # type: ignore[attr-defined]
     _CACHES.append(cache)
     if "<locals>" in loop.py_func.__qualname__:
         _name_by_content(loop)
-    with suppress(_UnknownDependencyError):
-        cache.definition = _describe_definition(loop, [])
     if not cache.is_writable and not cache.has_files():
         warnings.warn(
             "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
@@ -94,6 +91,18 @@ def cache_on_disk(loop: Any) -> Any:
             stacklevel=1,  # one place for all loops, so that it is shown once
         )
     return loop
+
+
+def _hash_of_source(function: Any) -> str:
+    """Return a hash of the source file of a function; empty if it cannot be read, or if Python may run an older one."""
+    try:
+        file = Path(inspect.getfile(function))
+        state = file.stat()
+        source = file.read_bytes()
+    except (OSError, TypeError):
+        return ""
+    has_changed = max(state.st_mtime, state.st_ctime) >= import_time.STARTED
+    return "" if has_changed else hashlib.sha256(source).hexdigest()
 
 
 def _name_by_content(loop: Any) -> None:
@@ -104,7 +113,7 @@ def _name_by_content(loop: Any) -> None:
     that loads both from the disk calls one for the other. So a hash of what tells the loop from its siblings ends its name.
     """
     try:
-        content = _describe_definition(loop, [])
+        content = _describe_definition(loop)
     except _UnknownDependencyError:  # it is not kept, but a name may still be in use
         content = secrets.token_hex(16)
     loop.py_func.__qualname__ += f"_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
@@ -184,11 +193,6 @@ class _LoopFiles(CompileResultCacheImpl):
 
     _locator_classes: list[Any] = [*CompileResultCacheImpl._locator_classes, _ReadOnlyLocator]  # noqa: RUF012 - as numba has it
 
-    @property
-    def line(self) -> int:
-        """The line of the file in which the function begins."""
-        return int(self._lineno)
-
 
 class LoopCache(FunctionCache):
     """The cache that numba asks for a compiled loop: a file for each combination of types.
@@ -205,8 +209,6 @@ class LoopCache(FunctionCache):
     def __init__(self, loop: Any) -> None:
         super().__init__(loop.py_func)
         self._loop = loop
-        # what tells the loop from others, as it was when the loop was defined
-        self.definition = ""
         self.folder = Path(self.cache_path)
         self.is_writable = not isinstance(self._impl.locator, _ReadOnlyLocator)
         folders = _folders_of(inspect.getfile(loop.py_func))
@@ -270,11 +272,6 @@ class LoopCache(FunctionCache):
                     "anew. Make room, or name another folder in NUMBA_CACHE_DIR."
                 )
 
-    @property
-    def line(self) -> int:
-        """The line of the file in which the loop begins."""
-        return int(self._impl.line)
-
     def has_files(self) -> bool:
         """Return whether a folder has loops, those of this function or of others that are defined beside it."""
         return any(any(folder.glob("*.nbc")) for folder in [self.folder, *self._other_folders])
@@ -317,7 +314,7 @@ class LoopCache(FunctionCache):
 
 
 def describe_loop(loop: Any) -> str:
-    """Return what a loop is compiled from: the loops and the modules that it can reach.
+    """Return what a loop is compiled from: the modules whose loops and numbers it can reach, and itself.
 
     Sums that the compiler may reorder can differ in their last digits between two loops of one description: LLVM may fuse a
     product and a sum or not, as other loops were compiled before.
@@ -326,176 +323,77 @@ def describe_loop(loop: Any) -> str:
         _UnknownDependencyError: If it is not known what the loop depends on.
     """
     package = loop.py_func.__module__.partition(".")[0]
-    descriptions: dict[int, str] = {}
-    waiting = [loop]
+    modules: set[str] = set()
+    waiting = [loop.py_func.__module__]
     while waiting:
-        reached = waiting.pop()
-        if id(reached) in descriptions:
+        name = waiting.pop()
+        if name in modules:
             continue
-        if isinstance(reached, Dispatcher):
-            description = _describe_definition(reached, waiting)
-            if description != reached._cache.definition:  # type: ignore[attr-defined]
-                raise _UnknownDependencyError(f"the closure of {_name_of(reached)} has changed")
-            waiting.append(_module_with(reached.py_func.__globals__))
-        elif isinstance(reached, _Module):
-            description = reached.describe(waiting)
-        elif reached.__name__.partition(".")[0] == package:
-            description = f"module {reached.__name__}"
-            waiting.append(_module_with(vars(reached)))
-        else:  # another version of a library may have other numbers
-            description = f"{reached.__name__} {getattr(reached, '__version__', '')}"
-        descriptions[id(reached)] = description
-    return "\n".join(descriptions.values())
+        modules.add(name)
+        if name not in sys.modules:
+            raise _UnknownDependencyError(name)
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, Dispatcher):
+                waiting.append(value.py_func.__module__)
+            elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] == package:
+                waiting.append(value.__name__)
+    descriptions = [_describe_module(name) for name in sorted(modules)]
+    return "\n".join([_describe_definition(loop), *descriptions])
 
 
-class _Module:
-    """A module of this process: what its loops can be compiled from.
-
-    Args:
-        names: The globals of the module.
-    """
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        self._names = names
-        self._defines_loops = False
-        # the code that Python ran when it imported the module
-        self._code: CodeType | None = None
-        # the globals when they were described last, their description, and the loops and modules among them
-        self._described: dict[str, Any] = {}
-        self._description = ""
-        self._reached: list[Any] = []
-        self._has_changed = False
-
-    def note_code(self) -> None:
-        """Note the code of a module that defines a loop: what Python runs as it imports the module."""
-        self._defines_loops = True
-        frame = inspect.currentframe()
-        while frame is not None:
-            if frame.f_globals is self._names and frame.f_locals is self._names:
-                self._has_changed |= self._code is not None and self._code is not frame.f_code  # it is imported again
-                self._code = frame.f_code
-            frame = frame.f_back
-
-    def describe(self, reached: list[Any]) -> str:
-        """Return a description of the source and the globals, and append the loops and modules among the globals.
-
-        Raises:
-            _UnknownDependencyError: If the source is not known, or the globals have changed since the first description.
-        """
-        if not self._is_described():
-            loops_and_modules: list[Any] = []
-            values = {name: value for name, value in self._names.items() if name not in _PLACES}
-            description = f"{self._source()}\n{_describe_values(values, loops_and_modules)}"
-            self._has_changed |= self._description not in ("", description)
-            self._described = dict(self._names)
-            self._description = description
-            self._reached = loops_and_modules
-        if self._has_changed:
-            raise _UnknownDependencyError(f"{self._names['__name__']} has changed")
-        reached += self._reached
-        return self._description
-
-    def _is_described(self) -> bool:
-        """Return whether each global is the same object as when the globals were described last."""
-        return self._described.keys() == self._names.keys() and all(
-            self._names[name] is value for name, value in self._described.items()
-        )
-
-    def _source(self) -> str:
-        """Return a hash of the source; empty for a module that defines no loops.
-
-        Raises:
-            _UnknownDependencyError: If the source cannot be read, or Python runs something else: the file was replaced
-                after Python had read it, or Python took an old .pyc for it.
-        """
-        if not self._defines_loops:
-            return ""
-        try:
-            source = Path(self._names["__file__"]).read_bytes()
-            loader = self._names["__spec__"].loader
-            code = loader.source_to_code(source, self._names["__file__"])
-        except Exception as error:  # loaders promise no class of error, and some have no such method
-            raise _UnknownDependencyError(f"{self._names['__name__']} has no source") from error
-        if code != self._code:
-            raise _UnknownDependencyError(f"{self._names['__file__']} is not what Python runs")
-        # A loader may add to the code what is not in the source.
-        return f"{type(loader).__qualname__} {hashlib.sha256(source).hexdigest()}"
-
-
-def _module_with(names: dict[str, Any]) -> _Module:
-    """Return the module that has these globals."""
-    return _MODULES.setdefault(id(names), _Module(names))
-
-
-def _describe_definition(loop: Any, reached: list[Any]) -> str:
-    """Return what tells a loop from all others of this code, and append the loops and modules in its closure.
+def _describe_module(name: str) -> str:
+    """Return the source of a module, its numbers, and what its loops have in their closures.
 
     Raises:
-        _UnknownDependencyError: If it is not known what the loop depends on.
+        _UnknownDependencyError: If that is not known, or not what it was.
     """
+    values = vars(sys.modules[name])
+    loops = [value for value in values.values() if isinstance(value, Dispatcher)]
+    has_own_loops = any(loop.py_func.__module__ == name for loop in loops)
+    source = _SOURCES.get(name, "")
+    if has_own_loops and not source:
+        raise _UnknownDependencyError(f"the source of {name}")
+    constants = {key: value for key, value in values.items() if not key.startswith("__") and _is_constant(value)}
+    description = "\n".join([name, source, repr(sorted(constants.items())), *map(_describe_definition, loops)])
+    if _DESCRIPTIONS.setdefault(name, description) != description:
+        raise _UnknownDependencyError(f"{name} has changed")
+    return description
+
+
+def _describe_definition(loop: Any) -> str:
+    """Return what tells a loop from all others of its module: its name, options, closure and default arguments.
+
+    Raises:
+        _UnknownDependencyError: If the closure has a value that may differ in the next process.
+    """
+    function = loop.py_func
+    try:
+        closure = inspect.getclosurevars(function).nonlocals
+    except ValueError as error:  # a name of the closure has no value yet
+        raise _UnknownDependencyError(f"the closure of {function.__qualname__}") from error
     # A set is sorted, since it has no order of its own.
     options = [(name, sorted(value) if isinstance(value, set) else value) for name, value in loop.targetoptions.items()]
-    try:
-        closure = inspect.getclosurevars(loop.py_func).nonlocals
-    except ValueError as error:  # a name of the closure has no value yet
-        raise _UnknownDependencyError(f"the closure of {_name_of(loop)}") from error
-    values = _describe_values({**closure, "default arguments": loop.py_func.__defaults__}, reached)
-    return f"{_name_of(loop)} {sorted(options)}\n{values}"
+    names_and_values = [*sorted(closure.items()), *(("default", value) for value in function.__defaults__ or ())]
+    for name, value in names_and_values:
+        if not isinstance(value, Dispatcher) and not _is_constant(value):
+            raise _UnknownDependencyError(f"{name} of {function.__qualname__}")
+    values = [(name, _name_of(value) if isinstance(value, Dispatcher) else value) for name, value in names_and_values]
+    return f"{_name_of(loop)} {sorted(options)} {values}"
 
 
 def _name_of(loop: Any) -> str:
-    """Return the module, the name and the line of a loop.
-
-    Raises:
-        _UnknownDependencyError: If it was made by `exec`, or without `cache_on_disk`, so that its source is not known.
-    """
-    name = f"{loop.py_func.__module__}.{loop.py_func.__qualname__}"
-    is_in_file = inspect.getfile(loop.py_func) == loop.py_func.__globals__.get("__file__")
-    if not (isinstance(loop._cache, LoopCache) and is_in_file):
-        raise _UnknownDependencyError(name)
-    return f"{name}, line {loop._cache.line}"
+    return f"{loop.py_func.__module__}.{loop.py_func.__qualname__}"
 
 
-def _describe_values(values: dict[str, Any], reached: list[Any]) -> str:
-    """Return a description of values by their names, and append the loops and modules among them.
-
-    Raises:
-        _UnknownDependencyError: If numba could compile in a value that may differ in the next process.
-    """
-    descriptions = [(name, _describe_value(value, reached)) for name, value in sorted(values.items())]
-    return "\n".join(f"{name} = {description}" for name, description in descriptions if description)
-
-
-def _describe_value(value: Any, reached: list[Any]) -> str:
-    """Return a description of a value, and append the loops and modules in it; empty if numba compiles it into no loop."""
-    kind = type(value)
-    if isinstance(value, Dispatcher | ModuleType):
-        reached.append(value)
-        return _name_of(value) if isinstance(value, Dispatcher) else f"module {value.__name__}"
-    if isinstance(value, _CONSTANTS):
-        return f"{kind.__qualname__} {value!r}"
-    if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
-        return f"{value.__module__}.{value.__qualname__} {value._fields}"
+def _is_constant(value: Any) -> bool:
+    """Return whether a value is a number or a word, or a tuple of such values."""
     if isinstance(value, tuple):
-        members = [_describe_value(member, reached) for member in value]
-        return f"{kind.__qualname__} {getattr(value, '_fields', '')} ({', '.join(members)})" if all(members) else ""
-    if isinstance(value, np.ndarray) and value.size == 0:  # others can change in place
-        return f"array {value.dtype.str} {value.shape}"
-    try:
-        numba.typeof(value)
-    except (ValueError, NumbaError):
-        return ""
-    raise _UnknownDependencyError(f"{value!r}")
+        return all(_is_constant(member) for member in value)
+    return isinstance(value, _CONSTANTS)
 
 
 def _describe_type(kind: Any) -> str:
-    """Return a description of a type of numba. The name of a named tuple does not tell its fields, so they are added.
-
-    Raises:
-        _UnknownDependencyError: If it is the type of a function or of a compiled class: nothing says what that computes.
-    """
-    if isinstance(kind, types.Dispatcher | types.FunctionType | types.ClassInstanceType):
-        raise _UnknownDependencyError(str(kind))
+    """Return a description of a type of numba. The name of a named tuple does not tell its fields, so they are added."""
     members = list(getattr(kind, "types", ()))
     if (dtype := getattr(kind, "dtype", None)) is not None:
         members.append(dtype)
