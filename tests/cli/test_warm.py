@@ -25,18 +25,18 @@ from fewshot_callbacks.cli import main
 from fewshot_callbacks.engine import evaluation, nearest as engine_nearest, pooled
 from fewshot_callbacks.functional import embedding_health, knn_accuracy, nearest, near_duplicates, suspects
 
-def evaluate(number):
-    rows = torch.randn(number, 16, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(number) % 500
+def evaluate(similarities):
+    rows = torch.randn(6000, 16, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(6000) % 500
     np.save("rows.npy", rows.numpy())
-    for similarity in ("cosine", "dot", "euclidean"):
+    for similarity in similarities:
         evaluate_retrieval(rows[:60], labels[:60] % 5, similarity=similarity)
         evaluate_retrieval(rows, labels, similarity=similarity)
     evaluate_retrieval(rows.half().numpy(), labels.numpy(), metrics=("mAP", "eer", "pair_f1"))
     evaluate_retrieval(rows[:99], labels[:99] % 9, gallery=rows[99:], gallery_labels=labels[99:] % 9)
     evaluate_retrieval(rows[:60], labels[:60] % 5, query_ids=labels[:60], query_groups=labels[:60] // 7)
     evaluate_retrieval(Shards("rows.npy"), labels)
-    for repeated in (rows[torch.arange(number) // 3], rows[torch.arange(number) // 3 * 7 % (number // 3)]):
+    for repeated in (rows[torch.arange(6000) // 3], rows[torch.arange(6000) // 3 * 7 % 2000]):
         evaluate_retrieval(repeated, labels)
         evaluate_retrieval(repeated[:99], labels[:99], gallery=repeated[99:], gallery_labels=labels[99:])
         evaluate_retrieval(repeated, labels, metrics=("mAP", "pair_f1"), max_queries=99)
@@ -53,7 +53,7 @@ def evaluate_in(first, further):
     evaluation.fastest = lambda *_: first
     pooled.cheapest = lambda estimates, precisions, *_: further if further in precisions else first
     engine_nearest.seconds_of_a_pair = lambda precision, *_: precision != first
-    evaluate(4500)
+    evaluate(("cosine",))
 
 def loops():
     modules = [module for name, module in sys.modules.items() if name.startswith("fewshot_callbacks.")]
@@ -69,7 +69,7 @@ def in_a_child(name, work, *words):
     assert os.waitpid(child, 0)[1] == 0
 
 in_a_child("warm", main, ["warm"])
-in_a_child("evaluate", evaluate, 6000)
+in_a_child("evaluate", evaluate, ("cosine", "dot", "euclidean"))
 for precisions in (("int8", "int8"), ("int8", "float64"), ("float32", "float32"), ("float64", "float64")):
     in_a_child("_".join(precisions), evaluate_in, *precisions)
 """
