@@ -82,7 +82,7 @@ from fewshot_callbacks.settings import (
     DEFAULT_METRICS as DEFAULT_METRICS,
     Metric as Metric,
 )
-from fewshot_callbacks.sources import Shards as Shards
+from fewshot_callbacks.storage import Shards as Shards
 
 __version__: str
 __all__: list[str]

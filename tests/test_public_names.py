@@ -33,7 +33,7 @@ LAYERS = (
     "plots",
     "protonet",
     "report",
-    "sources",
+    "storage",
 )
 NAMES = fewshot_callbacks.__all__
 

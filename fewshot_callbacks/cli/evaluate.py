@@ -44,7 +44,7 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of, several
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import note, printable
 
 # Bytes: J of files is summed over pieces of a third of this size.

@@ -23,10 +23,10 @@ from fewshot_callbacks.functional.retrieval import (
     plan_evaluation,
 )
 from fewshot_callbacks.functional.retrieval.cost import EmbeddingType
-from fewshot_callbacks.sources import Shards
-from fewshot_callbacks.sources.formats import array_names
-from fewshot_callbacks.sources.shard_files import find_shards
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.storage import Shards
+from fewshot_callbacks.storage.formats import array_names
+from fewshot_callbacks.storage.shard_files import find_shards
+from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
 

@@ -14,7 +14,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional.retrieval import Share
-from fewshot_callbacks.sources import RowSubset, Shards
+from fewshot_callbacks.storage import RowSubset, Shards
 
 
 def joined_processes() -> Processes:

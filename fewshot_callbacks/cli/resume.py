@@ -17,7 +17,7 @@ from fewshot_callbacks.cli.options import Evaluate
 from fewshot_callbacks.cli.stored_sets import StoredSets
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.files.journal import Journal
-from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
+from fewshot_callbacks.storage.shard_files import file_stamp, find_shards
 
 # The arrays that hold vectors, and may be larger than memory.
 VECTORS = ("queries", "gallery")

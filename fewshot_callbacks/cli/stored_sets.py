@@ -19,10 +19,10 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.remote_cache import local_copy
 from fewshot_callbacks.functional.items import with_stored_arrays
-from fewshot_callbacks.sources import RowSubset, Shards
-from fewshot_callbacks.sources.columns import as_booleans
-from fewshot_callbacks.sources.formats import array_names
-from fewshot_callbacks.sources.shard_files import find_shards
+from fewshot_callbacks.storage import RowSubset, Shards
+from fewshot_callbacks.storage.columns import as_booleans
+from fewshot_callbacks.storage.formats import array_names
+from fewshot_callbacks.storage.shard_files import find_shards
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
 

@@ -68,7 +68,7 @@ class Pairs(NamedTuple):
     kind: int  # COSINE, DOT or EUCLIDEAN
     single: bool  # whether components have 24 bits or less, so that float64 holds their products
     exact_estimates: bool  # whether estimates are exact scores, since they are sums of small integers
-    unit: float  # power of two by which scores are multiplied
+    score_factor: float  # power of two by which similarities are multiplied to be scores
 
     def turned(self) -> Pairs:
         """Return the gallery as queries, and the queries as gallery. Scores stay the same."""
@@ -341,13 +341,13 @@ def _round(pairs, i, j, high, low, error, finish):
             are finished by `_rounded_root` instead.
     """
     if pairs.kind == DOT:  # of an exact sum, `high` is the nearest; `low` may look like half of its last place
-        return (high if finish else _nearest(high, low, error)) * pairs.unit
+        return (high if finish else _nearest(high, low, error)) * pairs.score_factor
     if pairs.kind == EUCLIDEAN:
         root, rest = _root(high, low)
         # an error of the square is an error of half as much, divided by the root; 0.6 is for rounding
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
         distance = _nearest(root, rest, 0.0 if error == 0.0 and root == 0.0 else bound)
-        return 0.0 - distance * distance * pairs.unit  # sqrt(x * x) = x, so that the distance can be read back
+        return 0.0 - distance * distance * pairs.score_factor  # sqrt(x * x) = x, so that the distance can be read back
     query_norm = pairs.query_norm[i, 0]
     query_norm_low = pairs.query_norm[i, 1]
     item_norm = pairs.gallery_norm[j, 0]
@@ -377,7 +377,7 @@ def exact_score(pairs, i, j, work):
         count = _expand(left, right, of_differences, work[2])
         if of_differences:
             root = _rounded_root(work[2], count)
-            return 0.0 - root * root * pairs.unit
+            return 0.0 - root * root * pairs.score_factor
         high, low = _rounded_sum(work[2], count)
         score = _round(pairs, i, j, high, low, 0.0, True)
     return score
@@ -407,10 +407,10 @@ def float64_score(pairs, i, j):
     total = plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
     relative = (pairs.queries.shape[1] + 16) * 2.0**-53
     if pairs.kind == EUCLIDEAN:  # all terms have one sign: the error is relative to the sum
-        return total * pairs.unit, -total * pairs.unit * 2 * relative + 2.0**-960
+        return total * pairs.score_factor, -total * pairs.score_factor * 2 * relative + 2.0**-960
     norms = pairs.query_norm[i, 0] * pairs.gallery_norm[j, 0]
     if pairs.kind == DOT:
-        return total * pairs.unit, relative * norms * pairs.unit + 2.0**-960
+        return total * pairs.score_factor, relative * norms * pairs.score_factor + 2.0**-960
     return (total / norms if norms > 0.0 else 0.0), relative
 
 

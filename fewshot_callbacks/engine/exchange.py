@@ -44,14 +44,14 @@ class _Round(NamedTuple):
 
     destination: int
     # rank of the process whose items are received
-    source: int
-    # number of the first item of the source, in the numbering of this process: that of `gather_in_item_order`
-    first_item_of_source: int
+    sender: int
+    # number of the first item of the sender, in the numbering of this process: that of `gather_in_item_order`
+    first_item_of_sender: int
     # step of the first chunk
     first_step: int
 
 
-def queries_of_symmetric_chunk(plan: ChunkPlan, rank: int, source: int, chunk: int) -> slice:
+def queries_of_symmetric_chunk(plan: ChunkPlan, rank: int, sender: int, chunk: int) -> slice:
     """Return the queries of a process that it compares with a chunk of another one, where queries and items are one set.
 
     Both processes receive the items of the other, and so each pair of their items. One of the two computes it:
@@ -70,13 +70,13 @@ def queries_of_symmetric_chunk(plan: ChunkPlan, rank: int, source: int, chunk: i
     Args:
         plan: How the items of all processes are cut into chunks.
         rank: The process whose queries are returned.
-        source: The process whose items are in the chunk.
+        sender: The process whose items are in the chunk.
         chunk: Number of the chunk.
     """
     queries = plan.items[rank]
     first_half = slice(0, plan.first_half_stop(rank))
     second_half = slice(plan.first_half_stop(rank), queries)
-    is_lower_rank = rank < source
+    is_lower_rank = rank < sender
     return first_half if plan.is_in_first_half(chunk) == is_lower_rank else second_half
 
 
@@ -118,24 +118,24 @@ class RemoteExchange:
         count = self.processes.count
         first_item = self.vectors.items
         for number in range(1, count):
-            source = (rank + number) % count
+            sender = (rank + number) % count
             first_step = 1 + self.plan.disk_steps + (number - 1) * self.plan.chunks
-            yield _Round((rank - number) % count, source, first_item, first_step)
-            first_item += self.plan.items[source]
+            yield _Round((rank - number) % count, sender, first_item, first_step)
+            first_item += self.plan.items[sender]
 
     def _swap(self, this_round: _Round, chunk: int, own_items: slice, own_rows: NDArray[Any]) -> Iterator[Chunk]:
         """Send a chunk of own items and yield the one that is received, if any; then send its counts back."""
         # Both sides take the chunks in one order: no message names its chunk.
-        destination, source, first_item_of_source, _ = this_round
+        destination, sender, first_item_of_sender, _ = this_round
         outgoing = self._with_thresholds(own_items, own_rows)
-        received = self._exchange(outgoing, destination, source)
+        received = self._exchange(outgoing, destination, sender)
         counts: Arrays | None = None
         if received is not None:
             rows, *thresholds = received
-            first_item = first_item_of_source + self.plan.slice_of(source, chunk).start
+            first_item = first_item_of_sender + self.plan.slice_of(sender, chunk).start
             queries = all_queries(self.vectors)
             if self.symmetric:
-                queries = queries_of_symmetric_chunk(self.plan, self.processes.rank, source, chunk)
+                queries = queries_of_symmetric_chunk(self.plan, self.processes.rank, sender, chunk)
             remote = Chunk(
                 self.vectors.with_gallery(rows, first_item), first_item, False, queries, self.counter is not None
             )
@@ -147,7 +147,7 @@ class RemoteExchange:
             del remote, rows, thresholds, received  # before counts and the next chunk are received
         if self.counter is not None:
             # Counts go the opposite way: home to the process that sent the items.
-            own_counts = self._exchange(counts, source, destination)
+            own_counts = self._exchange(counts, sender, destination)
             if own_counts is not None:
                 self.counter.import_counts(own_items, own_counts)
 
@@ -158,8 +158,8 @@ class RemoteExchange:
         thresholds = [] if self.counter is None else self.counter.export_thresholds(own_items)
         return [own_rows, *thresholds]
 
-    def _exchange(self, arrays: Arrays | None, destination: int, source: int) -> Arrays | None:
+    def _exchange(self, arrays: Arrays | None, destination: int, sender: int) -> Arrays | None:
         """Send arrays to one process and return those that another one sends; None stands for nothing."""
         tensors = None if arrays is None else [torch.from_numpy(array) for array in arrays]
-        received = self.processes.exchange(tensors, destination, source)
+        received = self.processes.exchange(tensors, destination, sender)
         return None if received is None else [tensor.numpy() for tensor in received]

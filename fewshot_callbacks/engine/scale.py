@@ -1,6 +1,6 @@
 """From rows to scores and back: what rows are divided by and moved to before they are multiplied.
 
-A score in this package is the exact similarity times a power of two, `unit`, so that products stay in the range of
+A score in this package is the exact similarity times a power of two, `score_factor`, so that products stay in the range of
 float32; of a distance it is minus the square of the rounded distance, and of binary codes the number of bits less twice the
 distance. All scores lie in [-1, 1].
 """
@@ -79,7 +79,7 @@ class Scale:
         return torch.float64 if self.is_double else torch.float32
 
     @property
-    def unit(self) -> float:
+    def score_factor(self) -> float:
         """Power of two by which similarities are multiplied to be scores."""
         return self.query_factor * self.item_factor
 
@@ -124,24 +124,25 @@ class Scale:
         """Return the similarities that scores stand for, in the units of the data."""
         similarities: Floats
         if self.are_codes:
-            similarities = (scores / self.unit - self.dim) / 2
+            similarities = (scores / self.score_factor - self.dim) / 2
         elif self.kind == exact.EUCLIDEAN:
-            similarities = -np.sqrt(np.maximum(-scores / self.unit, 0.0)) / self.range_factor
+            similarities = -np.sqrt(np.maximum(-scores / self.score_factor, 0.0)) / self.range_factor
         else:
             with np.errstate(over="ignore"):
-                similarities = scores / self.unit / self.range_factor / self.range_factor
+                similarities = scores / self.score_factor / self.range_factor / self.range_factor
         return similarities + 0.0  # no zero is negative
 
     def from_user(self, similarities: Any) -> Any:
         """Return the scores of similarities; an infinite one stays as it is."""
         similarities = np.asarray(similarities, np.float64)
         if self.are_codes:
-            return (2 * similarities + self.dim) * self.unit
+            return (2 * similarities + self.dim) * self.score_factor
         with np.errstate(over="ignore", invalid="ignore"):
             if self.kind == exact.EUCLIDEAN:
                 distance = similarities * self.range_factor
-                return np.where(similarities <= 0, -distance * distance * self.unit, np.inf)  # no distance is negative
-            return similarities * self.unit * self.range_factor * self.range_factor
+                scores = -distance * distance * self.score_factor
+                return np.where(similarities <= 0, scores, np.inf)  # no distance is negative
+            return similarities * self.score_factor * self.range_factor * self.range_factor
 
 
 # --------------------------------------------------------------------------------------------------- how a scale is found

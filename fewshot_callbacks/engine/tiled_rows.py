@@ -15,13 +15,13 @@ from fewshot_callbacks.engine.distinct import DistinctRows
 from fewshot_callbacks.engine.layout import Layout
 from fewshot_callbacks.engine.pooled.sample import Sample
 from fewshot_callbacks.engine.ranks import QueryRanks, Ranks
-from fewshot_callbacks.engine.relevance import Relevance
+from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.engine.thresholds import RelevantScores, Thresholds
 from fewshot_callbacks.engine.vectors import Vectors
 
 
 @runtime_checkable
-class ScoreSource(Protocol):
+class RelevantPairScores(Protocol):
     """The exact scores of all relevant pairs, and the thresholds of what is in the tiles: queries, or distinct ones."""
 
     def thresholds(self, batch: slice) -> Thresholds:
@@ -59,7 +59,7 @@ class TiledRows(Protocol):
         """The rows of the tiles."""
 
     @property
-    def relevance(self) -> Relevance:
+    def relevance(self) -> PairRelevance:
         """The relevance of the rows of the tiles. No tile counts the pairs in its lists."""
 
     @property
@@ -70,7 +70,7 @@ class TiledRows(Protocol):
     def derived_ranks(self) -> int | None:
         """Number of ranks of this process that are derived from those of the rows of the tiles; None if none are derived."""
 
-    def scores(self, batches: Sequence[slice], layout: Layout, *, places: bool) -> ScoreSource:
+    def scores(self, batches: Sequence[slice], layout: Layout, *, places: bool) -> RelevantPairScores:
         """Return the exact scores of all relevant pairs.
 
         Args:
@@ -112,7 +112,7 @@ class AllRows:
     bytes = 0
     derived_ranks = None
 
-    def __init__(self, vectors: Vectors, relevance: Relevance) -> None:
+    def __init__(self, vectors: Vectors, relevance: PairRelevance) -> None:
         self.vectors = vectors
         self.relevance = relevance
 
@@ -133,7 +133,7 @@ class AllRows:
         yield QueryRanks(np.arange(batch.start, batch.stop), ranks)
 
 
-def tiled_rows(vectors: Vectors, relevance: Relevance, memory: float) -> TiledRows:
+def tiled_rows(vectors: Vectors, relevance: PairRelevance, memory: float) -> TiledRows:
     """Return the rows that tiles are computed of: distinct rows where they pay, else all. Collective.
 
     Args:

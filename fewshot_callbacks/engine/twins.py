@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.compiled import inlined, kernel
-from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance, lower_bound
+from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance, lower_bound
 
 # Bytes of a list entry.
 ENTRY_BYTES = 4
@@ -62,7 +62,7 @@ class UnitedLists(NamedTuple):
     first_item: Ints
 
     @classmethod
-    def of(cls, relevance: Relevance, rows: TwinGroups, row_of_item: NDArray[np.int32]) -> UnitedLists:
+    def of(cls, relevance: PairRelevance, rows: TwinGroups, row_of_item: NDArray[np.int32]) -> UnitedLists:
         """Return which lists are united.
 
         Args:
@@ -93,7 +93,7 @@ class UnitedLists(NamedTuple):
         """Number of distinct items of a list at most."""
         return int(np.diff(self.first_item).max(initial=0))
 
-    def lists(self, relevance: Relevance, row_of_item: NDArray[np.int32]) -> Lists:
+    def lists(self, relevance: PairRelevance, row_of_item: NDArray[np.int32]) -> Lists:
         """Return the list of each distinct query. The arguments are those of `of`."""
         items = np.empty(self.first_item[-1], np.int32)
         _unite(relevance, row_of_item, self.first_query, self.queries, self.first_item, items)
@@ -124,7 +124,7 @@ def _combinations(rows: TwinGroups, kinds: TwinGroups) -> tuple[Ints, list[Ints]
 
 
 def _unite(
-    relevance: Relevance,
+    relevance: PairRelevance,
     row_of_item: NDArray[np.int32],
     first_query: Ints,
     queries: Ints,

@@ -29,7 +29,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import as_tensor, needs, refuse_masked, refuse_without_values, tensor_code
-from fewshot_callbacks.sources.stored_rows import is_of_other_library
+from fewshot_callbacks.storage.stored_rows import is_of_other_library
 from fewshot_callbacks.system.words import counted, verb, with_article
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.sources.stored_rows import StoredRows, is_of_other_library, tensor_of_other_library
+from fewshot_callbacks.storage.stored_rows import StoredRows, is_of_other_library, tensor_of_other_library
 from fewshot_callbacks.system.words import counted, verb, with_article
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.functional._reading import default_mode, number_distinct
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.storage.stored_rows import StoredRows
 
 Ints = NDArray[np.int64]
 

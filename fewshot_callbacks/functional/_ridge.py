@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.storage.stored_rows import StoredRows
 
 # Numbers of float64 that a block of items may take: 8 MB. Larger products are no faster.
 BLOCK_NUMBERS = 2**20

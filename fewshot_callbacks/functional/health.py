@@ -46,7 +46,7 @@ from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
-from fewshot_callbacks.sources.stored_rows import as_one_tensor
+from fewshot_callbacks.storage.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted
 
 _CALL = "embedding_health"

@@ -24,7 +24,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes, presence
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.duplicates import first_duplicates
-from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
+from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance
 from fewshot_callbacks.engine.scale import check_similarity
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
@@ -49,8 +49,8 @@ from fewshot_callbacks.functional._repeated import (
     sketches,
 )
 from fewshot_callbacks.settings import Similarity
-from fewshot_callbacks.sources import RowSubset, Shards
-from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor, is_read_by_slices, rows_of
+from fewshot_callbacks.storage import RowSubset, Shards
+from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor, is_read_by_slices, rows_of
 from fewshot_callbacks.system.words import counted, verb
 
 # Rows in files are loaded if, as float32, they take at most this share of the budget.
@@ -295,10 +295,10 @@ class ItemSets:
         ]
         return Rules(places, self_match, codes)
 
-    def relevance_of_labels(self, rules: Rules) -> Relevance:
+    def relevance_of_labels(self, rules: Rules) -> PairRelevance:
         """Return which items have the label of each query of this process, given which are no candidates."""
         lists = Lists.of_labels(self.queries.of_rows("labels").numpy(), self.gallery.labels.numpy()[rules.places])
-        return Relevance(lists, rules.self_match, rules.codes, symmetric=self.is_one_set)
+        return PairRelevance(lists, rules.self_match, rules.codes, symmetric=self.is_one_set)
 
     def exclusions(self, *names: str) -> list[tuple[Ints, Ints]]:
         """Return the codes of all queries and of all gallery items, for each column that excludes and that both have.

@@ -44,7 +44,7 @@ from fewshot_callbacks.functional.statistics import (
     notes_on_largest_class,
 )
 from fewshot_callbacks.settings import Metric
-from fewshot_callbacks.sources.stored_rows import StoredRows, as_one_tensor
+from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
 from fewshot_callbacks.system.words import counted, none_has, verb
 
 # Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.

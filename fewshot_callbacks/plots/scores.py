@@ -543,7 +543,7 @@ def _draw_recalls(axes: Axes, name: str, recalls: Mapping[int, float], number: i
     )
 
 
-class _Scale(NamedTuple):
+class _DeviateScale(NamedTuple):
     """An axis of normal deviates whose ticks are named by the rates."""
 
     low: float
@@ -552,7 +552,7 @@ class _Scale(NamedTuple):
     names: list[str]
 
 
-def _deviate_scale(rates: Float[np.ndarray, "thresholds"]) -> _Scale:
+def _deviate_scale(rates: Float[np.ndarray, "thresholds"]) -> _DeviateScale:
     """Choose an axis for rates in (0, 1), with ticks at round rates that are far enough from each other."""
     lowest = rates.min() if len(rates) else 0.01
     highest = rates.max() if len(rates) else 0.5
@@ -570,7 +570,7 @@ def _deviate_scale(rates: Float[np.ndarray, "thresholds"]) -> _Scale:
         if low <= tick <= high and (not ticks or ticks[-1] - tick > 0.1 * (high - low)):
             ticks.append(tick)
             names.append(_rate_text(rate))
-    return _Scale(low, high, ticks, names)
+    return _DeviateScale(low, high, ticks, names)
 
 
 def _rate_text(rate: float) -> str:
@@ -580,7 +580,7 @@ def _rate_text(rate: float) -> str:
     return "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(-math.log10(rate))]
 
 
-def _draw_equal_rates(axes: Axes, x_scale: _Scale, y_scale: _Scale) -> None:
+def _draw_equal_rates(axes: Axes, x_scale: _DeviateScale, y_scale: _DeviateScale) -> None:
     """Draw the diagonal on which both error rates are equal, where it crosses the axes."""
     low = max(x_scale.low, y_scale.low)
     high = min(x_scale.high, y_scale.high)

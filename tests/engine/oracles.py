@@ -9,7 +9,7 @@ import numpy as np
 
 from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.options import computing, engine_options
-from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.relevance import Lists, PairRelevance
 from fewshot_callbacks.engine.vectors import Vectors
 
 TABLES = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied", "position_in_tie")
@@ -118,7 +118,7 @@ def prepared(case, threads=1):
     labels, one = case["query_labels"].numpy(), "gallery" not in case
     others = labels if one else case["gallery_labels"].numpy()
     own = np.arange(len(labels), dtype=np.int32) if one else np.full(len(labels), -1, np.int32)
-    relevance = Relevance(Lists.of_labels(labels, others), own, codes_of(case), symmetric=one)
+    relevance = PairRelevance(Lists.of_labels(labels, others), own, codes_of(case), symmetric=one)
     return Vectors.of(case["queries"], case.get("gallery"), case["similarity"], threads=threads), relevance
 
 

@@ -12,11 +12,11 @@ from fewshot_callbacks.engine import distinct
 from fewshot_callbacks.engine.counted_values import CountedValues
 from fewshot_callbacks.engine.distinct import DistinctRows
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.relevance import Lists, PairRelevance
 from fewshot_callbacks.engine.twins import TwinGroups, UnitedLists
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.storage.stored_rows import StoredRows
 from tests.cases import examples, sampled_product
 from tests.engine.cases import SIMILARITIES, cases, engines
 from tests.engine.oracles import Truth, counted, evaluated, prepared, scores_of, truth_of
@@ -123,7 +123,7 @@ def test_any_lists_of_relevant_and_of_ignored_items(road, one_set):
         self_match[:60] = np.arange(60)
         candidate[np.arange(60), np.arange(60)] = False
     lists, ignored_lists = (Lists.of([np.flatnonzero(row).tolist() for row in mask]) for mask in (relevant, ignored))
-    relevance = Relevance(lists, self_match, [(cameras[0], cameras[1])], ignored_lists)
+    relevance = PairRelevance(lists, self_match, [(cameras[0], cameras[1])], ignored_lists)
     truth = Truth(scores_of(case).scores, relevant, candidate)
     with evaluated(case, request_for(case), relevance=relevance, **road) as (result, found):
         assert found == truth.counts()
@@ -218,7 +218,7 @@ def test_pairs_of_different_groups_are_not_looked_at():
     same_group = groups[:, None] == groups[None, :]
     relevant = (labels[:, None] == labels[None, :]) & same_group
     lists = Lists.of([np.flatnonzero(row).tolist() for row in relevant])
-    relevance = Relevance(lists, np.arange(120, dtype=np.int32), groups=(groups, groups))
+    relevance = PairRelevance(lists, np.arange(120, dtype=np.int32), groups=(groups, groups))
     case = {"queries": rows, "query_labels": torch.from_numpy(labels), "similarity": "cosine"}
     truth = Truth(scores_of(case).scores, relevant, same_group & ~np.eye(120, dtype=bool))
     for road in ({}, {"as_on_device": True}, {"batch_counters": 50}):
@@ -241,7 +241,7 @@ def test_all_rows_are_compared_where_distinct_ones_do_not_pay(kind):
     case = {"queries": rows, "query_labels": torch.arange(32) % 5, "similarity": "cosine"}
     if kind == "read from disk":
         labels = np.arange(32) % 5
-        relevance = Relevance(Lists.of_labels(labels, labels), np.full(32, -1, np.int32))
+        relevance = PairRelevance(Lists.of_labels(labels, labels), np.full(32, -1, np.int32))
         stored = StoredRows(rows.numpy(), 1000)
         with computing():
             assert DistinctRows.where_they_pay(Vectors.of(rows, stored, "cosine"), relevance, 1e8) is None
@@ -284,7 +284,7 @@ def test_the_list_of_a_row_unites_those_of_its_queries(seed):
     row_of_item = TwinGroups.of([rng.integers(0, 12, items)]).group_of.astype(np.int32)
     labels = rng.integers(0, 4, queries), rng.integers(0, 4, items)
     self_match = np.where(rng.random(queries) < 0.3, rng.integers(0, items, queries), -1).astype(np.int32)
-    relevance = Relevance(Lists.of_labels(*labels), self_match)
+    relevance = PairRelevance(Lists.of_labels(*labels), self_match)
     united = UnitedLists.of(relevance, rows, row_of_item)
     lists = united.lists(relevance, row_of_item)
     for row in range(len(rows.first)):

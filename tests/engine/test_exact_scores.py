@@ -17,7 +17,7 @@ from fewshot_callbacks.engine.int8 import largest_exact_int8
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing, engine_options
 from fewshot_callbacks.engine.precision import further_precisions
-from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.relevance import Lists, PairRelevance
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
 from tests.cases import examples, sampled_product
@@ -223,7 +223,7 @@ def estimates_of(vectors, precision, *, mutual=False, on=None):
     queries, items = len(vectors.pairs.queries), len(vectors.pairs.gallery)
     own = np.arange(queries, dtype=np.int32) if mutual else np.full(queries, -1, np.int32)
     layout = plan_layout(10**8, queries, items, vectors.scale.columns, 0)._replace(height=7, width=14)
-    shown = Estimates(vectors, Relevance(Lists.none(queries), own), precision, layout, symmetric=mutual, device=on)
+    shown = Estimates(vectors, PairRelevance(Lists.none(queries), own), precision, layout, symmetric=mutual, device=on)
     seen = Seen(shown)
     shown.show(seen)
     if mutual:  # an item is not compared with itself
@@ -298,7 +298,7 @@ def test_tiles_that_threads_compute_at_the_same_time_count_for_different_queries
         made = of(rows, None if mutual else rows, "dot")
         order = Order(height)
         with engine_options(threads=1):
-            shown = Estimates(made, Relevance(Lists.none(queries), own), "float32", layout, symmetric=mutual)
+            shown = Estimates(made, PairRelevance(Lists.none(queries), own), "float32", layout, symmetric=mutual)
             shown.show(order)
     first_of_all = order.tiles[: len(order.tiles) // 2]  # the last tiles are of few rows
     clashes = 0

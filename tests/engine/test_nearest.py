@@ -8,7 +8,7 @@ from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.engine.nearest import nearest_items
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.storage.stored_rows import StoredRows
 from tests.engine.cases import SIMILARITIES
 from tests.engine.parts import spread
 from tests.thread_processes import in_threads

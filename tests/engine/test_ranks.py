@@ -11,7 +11,7 @@ from fewshot_callbacks.engine.distinct import DistinctRows
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.ranks import PairCounter, recount
-from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.relevance import Lists, PairRelevance
 from fewshot_callbacks.engine.thresholds import sorted_thresholds
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.functional.retrieval.decisions import PooledRequest
@@ -97,7 +97,7 @@ def test_lists_of_any_items_with_ignored_ones_and_cameras(similarity, road):
     relevant, ignored = (Lists.of([rng.permutation(row.nonzero()[0]).tolist() for row in table]) for table in tables)
     candidate = ~tables[1] & (cameras[0][:, None] != cameras[1]) & (own[:, None] != np.arange(items))
     truth = Truth(true_scores(case["queries"], case["gallery"], similarity), tables[0], candidate)
-    relevance = Relevance(relevant, own.astype(np.int32), [cameras], ignored)
+    relevance = PairRelevance(relevant, own.astype(np.int32), [cameras], ignored)
     assert counted(case, relevance=relevance, **ROADS[road]) == truth.counts()
 
 
@@ -109,7 +109,7 @@ def test_blocks_say_which_entry_of_the_list_each_item_is(road):
     table |= table.T
     groups, scores = rng.integers(0, 20, 60), true_scores(case["queries"].numpy(), case["queries"].numpy(), "cosine")
     lists = [np.flatnonzero(row) for row in table]
-    relevance = Relevance(
+    relevance = PairRelevance(
         Lists.of([row.tolist() for row in lists]), np.arange(60, dtype=np.int32), [(groups, groups)], symmetric=True
     )
     with evaluated(case, relevance=relevance, placed=True, **road) as (_, places):
@@ -125,7 +125,7 @@ def test_mutual_lists_that_are_no_classes(road):
     tables = np.triu(rng.random((2, 90, 90)) < [[[0.1]], [[0.05]]], 1)
     relevant, ignored = (table | table.T for table in tables)
     lists = [Lists.of([row.nonzero()[0].tolist() for row in table]) for table in (relevant, ignored)]
-    relevance = Relevance(lists[0], np.arange(90, dtype=np.int32), (), lists[1], symmetric=True)
+    relevance = PairRelevance(lists[0], np.arange(90, dtype=np.int32), (), lists[1], symmetric=True)
     scores = true_scores(case["queries"].numpy(), case["queries"].numpy(), "cosine")
     truth = Truth(scores, relevant, ~ignored & ~np.eye(90, dtype=bool))
     assert counted(case, relevance=relevance, **road) == truth.counts()

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from fewshot_callbacks import evaluate_retrieval, functional
-from fewshot_callbacks.sources.shards import Shards
+from fewshot_callbacks.storage.shards import Shards
 from tests.functional.calls import CALLS_WITH_LABELS
 from tests.integration_packages import integration
 from tests.messages import refused

@@ -1,12 +1,15 @@
 """Compiling is said once, by one process, and not where numba finds the kernels in its cache."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
@@ -493,3 +496,15 @@ def test_it_is_known_what_each_loop_of_the_package_depends_on():
     loops = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
     descriptions = [describe_loop(loop) for loop in loops.values()]
     assert len(set(descriptions)) == len(descriptions) > 40
+
+
+def test_loops_name_nothing_that_their_description_leaves_out():
+    """Numbers, loops, modules, and named tuples of modules with loops, whose source is described."""
+    modules = [sys.modules[name] for name in sys.modules if name.startswith("fewshot_callbacks.")]
+    loops = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
+    with_loops = {loop.py_func.__module__ for loop in loops.values()}
+    numbers = (int, float, np.generic, np.dtype)
+    for loop in loops.values():
+        for name, value in inspect.getclosurevars(loop.py_func).globals.items():
+            is_fields = isinstance(value, type) and issubclass(value, tuple) and value.__module__ in with_loops
+            assert is_fields or isinstance(value, (Dispatcher, ModuleType, *numbers)), (loop.py_func.__qualname__, name)

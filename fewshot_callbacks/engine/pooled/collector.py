@@ -227,8 +227,8 @@ def range_of_binary_codes(estimates: Estimates) -> tuple[float, float] | None:
     if not vectors.pairs.exact_estimates or vectors.scale.dim + 1 > HISTOGRAM_BINS - 3:
         return None
     # Each position at which two codes differ lowers their score by 2 units.
-    lowest = -(vectors.scale.dim + 1) * vectors.scale.unit
-    return lowest, lowest + (HISTOGRAM_BINS - 3) * 2 * vectors.scale.unit
+    lowest = -(vectors.scale.dim + 1) * vectors.scale.score_factor
+    return lowest, lowest + (HISTOGRAM_BINS - 3) * 2 * vectors.scale.score_factor
 
 
 def _histogram_range(scores: Floats, estimates: Estimates) -> tuple[float, float]:

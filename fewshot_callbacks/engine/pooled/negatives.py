@@ -96,7 +96,7 @@ class Negatives:
             reaching: (bins,) number of scores that reach each edge; that of the first counts masked pairs, too.
         """
         counts = self.estimates.directions * reaching[1 : self.estimates.vectors.scale.dim + 2]
-        scores = edges[1 : self.estimates.vectors.scale.dim + 2] + self.estimates.vectors.scale.unit
+        scores = edges[1 : self.estimates.vectors.scale.dim + 2] + self.estimates.vectors.scale.score_factor
         self._add_counts(scores, counts, np.append(counts[1:], 0))
 
     def _summed(self, values: Ints) -> Ints:

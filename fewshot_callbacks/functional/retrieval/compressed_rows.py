@@ -14,7 +14,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.settings import Code
-from fewshot_callbacks.sources.stored_rows import even_slices, is_read_by_slices, rows_of
+from fewshot_callbacks.storage.stored_rows import even_slices, is_read_by_slices, rows_of
 
 # An int8 code has 256 values, so that the range of a dimension has 255 steps.
 STEPS = 255

@@ -2,7 +2,7 @@
 
 `decide` finds the thresholds that a report shows (`OperatingPoint`, `ErrorRatePoint`). Most of them are answers of questions
 (`engine/pooled/questions.py`), such as `BestF1`, and so relevant scores. Two are not: a fixed threshold, and the largest
-threshold that is allowed, where only scores above it reach a precision (`_Points.at_precision`).
+threshold that is allowed, where only scores above it reach a precision (`_OperatingPoints.at_precision`).
 
 The metrics `pair_f1`, `pair_precision`, `pair_recall` and `pair_threshold` read `PooledDecisions.decision`: the point of
 `BestF1`, unless a threshold was fixed. Pairs with equal scores are accepted together, so that no rule for ties is needed.
@@ -122,7 +122,7 @@ class PooledRequest:
         return questions
 
 
-class _Points:
+class _OperatingPoints:
     """The operating points of an evaluation, in the units of the data. All methods are collective.
 
     Args:
@@ -228,7 +228,7 @@ def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
     low, high = (float(score) for score in pooled.vectors.scale.from_user(request.allowed_thresholds))
     # in the order of `PooledRequest.questions`
     answers = iter(search.answers(request.questions(low, high)))
-    points = _Points(search)
+    points = _OperatingPoints(search)
     best_f1 = points.best_f1(next(answers))
     at_precision = {
         precision: points.at_precision(next(answers), precision, request.allowed_thresholds)

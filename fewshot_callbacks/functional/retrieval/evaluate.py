@@ -17,7 +17,7 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.evaluation import Evaluation, Matches, PooledPairs
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
+from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, Share
@@ -70,7 +70,7 @@ from fewshot_callbacks.functional.statistics import (
     macro_mean_interval,
 )
 from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, Ties, takes
-from fewshot_callbacks.sources.stored_rows import as_one_tensor
+from fewshot_callbacks.storage.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted, none_has, verb, with_article
 
 # The public function, for messages.
@@ -514,7 +514,7 @@ class _PerQuery:
 
     def __init__(
         self,
-        relevance: EngineRelevance,
+        relevance: PairRelevance,
         grades: Shaped[np.ndarray, "pairs"] | None,
         absent: Absent | None,
         items: int,

@@ -24,7 +24,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.evaluation import Matches, best_matches, rank_of_best
 from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
+from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance
 from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
@@ -414,7 +414,7 @@ class _GroupedSides(NamedTuple):
     item_order: Ints
 
     def members(self, mask: Bool[np.ndarray, "groups"]) -> tuple[Ints, Ints]:
-        """Return the numbers of the queries and of the items of some groups, as `Relevance.groups` orders them."""
+        """Return the numbers of the queries and of the items of some groups, as `PairRelevance.groups` orders them."""
         # The last entry is that of -1, of no group.
         is_meant = np.append(mask, [False])
         queries = self.query_order[is_meant[self.group_of_query[self.query_order]]]
@@ -475,7 +475,7 @@ def _inside_groups(matches: Matches, sides: _GroupedSides, queries: Ints, items:
     # Number of each item among those of the groups; -1 for all others, and, at the end, for the self-match -1.
     number = np.full(len(sides.item_labels) + 1, -1, np.int32)
     number[items] = np.arange(len(items))
-    relevance = Relevance(
+    relevance = PairRelevance(
         Lists.of_labels(sides.query_labels[queries], sides.item_labels[items]),
         number[matches.relevance.self_match[queries]],
         [(of_queries[queries], of_items[items]) for of_queries, of_items in matches.relevance.codes],

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from fewshot_callbacks.engine.relevance import Relevance
+from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._repeated import Copies
 from fewshot_callbacks.functional.items import ItemSets, Share, read_items
-from fewshot_callbacks.functional.retrieval import relevance as given_relevance
+from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance, judged_items
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.words import counted
 
@@ -25,7 +25,7 @@ from fewshot_callbacks.system.words import counted
 class RetrievalInputs(ItemSets):
     """The queries and the gallery of an evaluation. With judgements, the column `labels` holds the cluster of each query."""
 
-    judgements: given_relevance.Relevance | None = None
+    judgements: Relevance | None = None
     """which items are relevant to which queries, of all processes; None if labels say it"""
     copies_of_queries: Copies | None = None
     """copies among the candidates of each query; None with judgements of the caller"""
@@ -34,7 +34,7 @@ class RetrievalInputs(ItemSets):
 
     def relevance(
         self,
-    ) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None, given_relevance.Absent | None]:
+    ) -> tuple[PairRelevance, Shaped[np.ndarray, "pairs"] | None, Absent | None]:
         """Return who is relevant to the queries of this process, with grades, and relevant items without a row. Collective.
 
         Grades are None if all are 1, and items without a row if there are none. Items are numbered from those of this
@@ -45,9 +45,9 @@ class RetrievalInputs(ItemSets):
             return self.relevance_of_labels(rules), None, None
         places = self.queries.places if self.drawn is None else self.drawn[self.queries.places]
         judgements = self.judgements.part(places.numpy(), rules.places)
-        judged = given_relevance.judged_items(judgements)
+        judged = judged_items(judgements)
         symmetric = self.is_one_set and judgements.mutual
-        relevance = Relevance(judged.relevant, rules.self_match, rules.codes, judged.ignored, symmetric)
+        relevance = PairRelevance(judged.relevant, rules.self_match, rules.codes, judged.ignored, symmetric)
         return relevance, judged.grades, judged.absent
 
     def sample(self, drawn: Int[Tensor, "drawn"]) -> RetrievalInputs:
@@ -79,7 +79,7 @@ def collect_inputs(
     gallery_labels: Any,
     *,
     similarity: Similarity = "cosine",
-    relevance: given_relevance.Relevance | None = None,
+    relevance: Relevance | None = None,
     memory: float = math.inf,
     **ids_and_groups: Any,
 ) -> RetrievalInputs:
@@ -137,16 +137,16 @@ def _refuse_repeated(call: str, sets: ItemSets) -> None:
             )
 
 
-def _relevance_of_sets(names: Sequence[tuple[int, ...]], sets: ItemSets) -> given_relevance.Relevance:
+def _relevance_of_sets(names: Sequence[tuple[int, ...]], sets: ItemSets) -> Relevance:
     """Return who is relevant where the label of each query and item is the number of a set of labels."""
     of_queries = [names[number] for number in sets.queries.labels.tolist()]
     if sets.same_set:
-        return given_relevance.Relevance.from_label_sets(of_queries)
+        return Relevance.from_label_sets(of_queries)
     of_items = [names[number] for number in sets.gallery.labels.tolist()]
-    return given_relevance.Relevance.from_label_sets(of_queries, of_items)
+    return Relevance.from_label_sets(of_queries, of_items)
 
 
-def _with_clusters(call: str, relevance: given_relevance.Relevance, sets: ItemSets) -> ItemSets:
+def _with_clusters(call: str, relevance: Relevance, sets: ItemSets) -> ItemSets:
     """Return the items with clusters as labels of the queries; each query is a cluster, if the relevance names none.
 
     Raises:

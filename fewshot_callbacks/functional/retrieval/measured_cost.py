@@ -19,7 +19,7 @@ from fewshot_callbacks.functional._labels import as_labels, join
 from fewshot_callbacks.functional._reading import as_tensor
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from fewshot_callbacks.sources import RowSubset, Shards
+from fewshot_callbacks.storage import RowSubset, Shards
 
 Difficulty = Literal["well-trained", "hard"]
 """How well generated embeddings separate their classes."""

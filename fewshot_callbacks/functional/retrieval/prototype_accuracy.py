@@ -33,7 +33,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.evaluation import Matches, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.relevance import Lists, PairRelevance
 from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._reading import computable
@@ -177,7 +177,7 @@ class _PrototypeComparison:
         return rank_of_best(Matches(vectors, relevance, best, "float32", None, memory_bytes))
 
 
-def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) -> Relevance:
+def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) -> PairRelevance:
     """Return the relevance in which the only relevant item of a query is the prototype of its class, if it is among these.
 
     Args:
@@ -187,7 +187,7 @@ def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) 
     is_present = (prototype >= 0) & (prototype < prototypes)
     first = np.where(is_present, prototype, 0)
     lists = Lists(first, first + is_present, np.arange(prototypes, dtype=np.int32))
-    return Relevance(lists, np.full(len(prototype), -1, np.int32))
+    return PairRelevance(lists, np.full(len(prototype), -1, np.int32))
 
 
 @dataclass(frozen=True)

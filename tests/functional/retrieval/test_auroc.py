@@ -13,8 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from fewshot_callbacks import Relevance, evaluate_retrieval
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.relevance import Lists
-from fewshot_callbacks.engine.relevance import Relevance as EngineRelevance
+from fewshot_callbacks.engine.relevance import Lists, PairRelevance
 from fewshot_callbacks.functional import Share, plan_evaluation
 from tests.cases import clustered_items, examples
 from tests.functional.brute_force import BruteForce
@@ -75,7 +74,7 @@ def test_candidates_are_those_that_nothing_excludes(seed, kinds, items, queries)
     codes = [(rng.integers(0, 3, queries), rng.integers(0, 3, items)) for _ in range(kinds)]
     ignored = [np.flatnonzero(rng.random(items) < 0.4).tolist() for _ in range(queries)]
     self_match = rng.integers(-1, items, queries)
-    relevance = EngineRelevance(
+    relevance = PairRelevance(
         Lists.none(queries), self_match.astype(np.int32), codes, Lists.of(ignored) if queries else Lists.none(0)
     )
     expected = [

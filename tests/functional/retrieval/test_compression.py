@@ -21,7 +21,7 @@ from fewshot_callbacks.functional import (
 from fewshot_callbacks.functional.retrieval.compressed_rows import find_ranges, int8_codes
 from fewshot_callbacks.functional.retrieval.compression import Compression
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
-from fewshot_callbacks.sources import Shards
+from fewshot_callbacks.storage import Shards
 from tests.cases import examples
 from tests.integration_packages import integration
 from tests.messages import missing_facts, refused

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewshot_callbacks.sources.shards import Shards
+from fewshot_callbacks.storage.shards import Shards
 
 # Smallest number of rows that are read at the same time.
 LEAST_SPAN = 1024

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.sources.arrays import PICKLE, FileArrays, FileError
+from fewshot_callbacks.storage.arrays import PICKLE, FileArrays, FileError
 
 # A file, or a member of an archive, which for Python is no `IO`.
 Stream = IO[bytes] | BufferedIOBase

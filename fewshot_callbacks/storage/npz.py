@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.sources.arrays import PICKLE, FileArray, FileArrays, FileError, LazyArray
-from fewshot_callbacks.sources.npy import Stream, map_array, read_head
+from fewshot_callbacks.storage.arrays import PICKLE, FileArray, FileArrays, FileError, LazyArray
+from fewshot_callbacks.storage.npy import Stream, map_array, read_head
 
 # Where the head of a member of a zip file says how long the name and the extra field are: in two bytes each.
 _LENGTHS_AT = 26

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fewshot_callbacks import Shards
-from fewshot_callbacks.sources import RowSubset
-from fewshot_callbacks.sources.stored_rows import StoredRows
+from fewshot_callbacks.storage import RowSubset
+from fewshot_callbacks.storage.stored_rows import StoredRows
 from tests.cases import examples
 from tests.messages import missing_facts, refused
 

@@ -9,8 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fewshot_callbacks.sources.arrays import FileArrays
-from fewshot_callbacks.sources.arrow_columns import ArrowColumn
+from fewshot_callbacks.storage.arrays import FileArrays
+from fewshot_callbacks.storage.arrow_columns import ArrowColumn
 from fewshot_callbacks.system.extras import required_extra
 
 # Rows that are decoded at once: 4 MB of 256 float32, enough for the calls around them to cost little.

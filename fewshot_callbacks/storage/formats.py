@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fewshot_callbacks.sources.arrays import FileArrays, naming_file
-from fewshot_callbacks.sources.arrow import open_arrow
-from fewshot_callbacks.sources.npy import open_npy
-from fewshot_callbacks.sources.npz import open_npz
-from fewshot_callbacks.sources.parquet import open_parquet
-from fewshot_callbacks.sources.safetensors import open_safetensors
+from fewshot_callbacks.storage.arrays import FileArrays, naming_file
+from fewshot_callbacks.storage.arrow import open_arrow
+from fewshot_callbacks.storage.npy import open_npy
+from fewshot_callbacks.storage.npz import open_npz
+from fewshot_callbacks.storage.parquet import open_parquet
+from fewshot_callbacks.storage.safetensors import open_safetensors
 
 FORMATS: dict[str, Callable[[Path], FileArrays]] = {
     ".npy": open_npy,

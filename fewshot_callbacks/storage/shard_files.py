@@ -16,7 +16,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.names import describe_system_names, is_system_name, natural_sort_key
 from fewshot_callbacks.files.remote_cache import RemoteFile, RemoteListing, list_remote, local_copies
-from fewshot_callbacks.sources.formats import FORMATS
+from fewshot_callbacks.storage.formats import FORMATS
 
 _ENDINGS = ", ".join(FORMATS)
 # The package datasets gives such names to results of `map` that it keeps beside the data.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fewshot_callbacks.sources.arrays import FileArrays, LazyArray
+from fewshot_callbacks.storage.arrays import FileArrays, LazyArray
 from fewshot_callbacks.system.extras import required_extra
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import composed_form
-from fewshot_callbacks.sources.arrays import FileArray, FileArrays, FileError, array_named, naming_file
-from fewshot_callbacks.sources.npy import open_npy
-from fewshot_callbacks.sources.shard_files import find_shards
+from fewshot_callbacks.storage.arrays import FileArray, FileArrays, FileError, array_named, naming_file
+from fewshot_callbacks.storage.npy import open_npy
+from fewshot_callbacks.storage.shard_files import find_shards
 
 
 def has_own_files(column: Any) -> bool:

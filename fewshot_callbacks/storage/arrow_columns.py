@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.sources.arrays import FileError, LazyArray
+from fewshot_callbacks.storage.arrays import FileError, LazyArray
 
 
 class ArrowColumn(LazyArray):

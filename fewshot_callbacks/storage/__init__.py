@@ -5,7 +5,7 @@ An *array* of embeddings is whatever has three members: `shape`, which is (rows,
 are arrays as they are, and so are `Shards`.
 """
 
-from fewshot_callbacks.sources.row_subset import RowSubset
-from fewshot_callbacks.sources.shards import Shards
+from fewshot_callbacks.storage.row_subset import RowSubset
+from fewshot_callbacks.storage.shards import Shards
 
 __all__ = ["RowSubset", "Shards"]

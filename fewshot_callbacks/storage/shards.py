@@ -16,17 +16,17 @@ import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.sources.arrays import FileArray, FileArrays, FileError, array_named, naming_file
-from fewshot_callbacks.sources.columns import (
+from fewshot_callbacks.storage.arrays import FileArray, FileArrays, FileError, array_named, naming_file
+from fewshot_callbacks.storage.columns import (
     has_own_files,
     is_beside_vectors,
     join_column,
     read_beside_vectors,
     read_own_files,
 )
-from fewshot_callbacks.sources.formats import FORMATS
-from fewshot_callbacks.sources.shard_files import file_stamp, find_shards
-from fewshot_callbacks.sources.stored_rows import DTYPES
+from fewshot_callbacks.storage.formats import FORMATS
+from fewshot_callbacks.storage.shard_files import file_stamp, find_shards
+from fewshot_callbacks.storage.stored_rows import DTYPES
 
 # Files that are kept open: those in which two threads read, and the next one of each. Thousands would exceed what a
 # process may open.

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fewshot_callbacks.sources.arrays import FileArrays
-from fewshot_callbacks.sources.arrow_columns import ArrowColumn
+from fewshot_callbacks.storage.arrays import FileArrays
+from fewshot_callbacks.storage.arrow_columns import ArrowColumn
 from fewshot_callbacks.system.extras import required_extra
 
 # Begins every file. A stream begins otherwise, and has no index.
