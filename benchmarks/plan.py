@@ -1,7 +1,7 @@
 """How close the time that `fewshot plan --here` announces comes to that of the evaluation.
 
     python benchmarks/plan.py                                                        # made embeddings
-    python benchmarks/plan.py --items 8000 16000 --dim 128 --seconds 0.5             # in two minutes
+    python benchmarks/plan.py --items 8000 16000 --dim 128 --seconds 1               # in two minutes
     python benchmarks/plan.py --embeddings paragraphs files --items 8000 31730       # real ones
 
 `_embeddings.py` makes embeddings of a difficulty, `_real_embeddings.py` real ones, whose packages have to be installed; of

@@ -51,10 +51,7 @@ RETRIEVAL_ON_AVX2 = (
 )
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "plan": (
-        "python benchmarks/plan.py",
-        "python benchmarks/plan.py --embeddings paragraphs --items 20000 31730 200000",
-    ),
+    "plan": ("python benchmarks/plan.py --items 8000 16000 --dim 128 --seconds 1",),
     "retrieval": (
         f"{RETRIEVAL} --items 4000 8000 --rows ours-auto",
         f"{RETRIEVAL} --items 31730 --rows ours-auto --repeats 1",
