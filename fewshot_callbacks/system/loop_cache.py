@@ -1,10 +1,11 @@
 """Keeps compiled loops on disk, so that a later process of the same code need not compile them.
 
-Numba's own cache is not used, for four reasons. It looks at nothing but the file that defines a loop, so a loop goes on
-with what was compiled into it from another file. It writes its index before the data, and a file that was cut or damaged
-ends the run (numba #10656). It numbers its files, so that two processes that compile at once can load each other's loops,
-and the number of a function depends on what its process compiled before (#10128). So machine code of loops that one
-function makes can have one name (#10486). Numba finds the folders here, and turns machine code into bytes and back.
+Numba's own cache is not used. It takes a loop for unchanged if the file that defines it is, whatever the loop has compiled
+in from other files. It numbers its files and writes the index before the data, so that two processes that compile at once
+can load each other's loops. A file that was cut or damaged ends the run (numba #10656). The machine code of a function has a
+number that depends on what its process compiled before, so that files of two processes may not belong together (#10128).
+Two loops that one function makes can even have one name (#10486). Numba finds the folders here, and turns machine code into
+bytes and back.
 
 The name of a file is a hash of all that its loop was compiled from:
 
