@@ -18,14 +18,14 @@ except Exception as error:  # numba fails in many ways: not installed, or for an
 
 announce_compiling()
 
-# Without reference counts (`_nrt=False`): numba counts references to the fields of a tuple atomically, which took half
-# of the time of the counting loop. `error_model="numpy"`: a division by zero is checked for nowhere.
+# `_nrt=False` switches reference counts off: numba counts references to the fields of a tuple atomically, which took
+# half of the time of the counting loop. `error_model="numpy"`: no division is checked for a zero.
 # `no_cfunc_wrapper`: nothing passes a loop to C, and each wrapper takes time to compile.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
 def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that compiles a function at its first call, and keeps the result on disk where it can."""
+    """Return a decorator that compiles a function at its first call and caches the result on disk if it can."""
 
     def compiled(function: Callable[..., Any]) -> Any:
         return cache_on_disk(numba.njit(**OPTIONS | options)(function))
@@ -34,11 +34,11 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 kernel = _compiler()
-# For loops that only other loops call. They have no wrapper through which Python could call them, and which would have to be
-# compiled, too. A call from Python ends the process.
+# For loops that only other loops call. They have no wrapper for calls from Python, which would take time to compile. A
+# call from Python ends the process.
 inner_kernel = _compiler(no_cpython_wrapper=True)
 inlined = _compiler(forceinline=True, no_cpython_wrapper=True)
-# For what is inlined before types are known, and so takes part in the loop of each type.
+# For functions that are inlined before types are known, so that each type gets its own loop.
 always_inlined = _compiler(inline="always")
 # For sums whose bound holds in every order; only other loops call them.
 any_order = _compiler(no_cpython_wrapper=True, fastmath={"reassoc", "contract", "nsz"})

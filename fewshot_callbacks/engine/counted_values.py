@@ -1,4 +1,4 @@
-"""Ascending values, each of which stands for some pairs, and how many pairs reach a score."""
+"""Ascending values that stand for pairs, and how many pairs reach a score."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CountedValues(NamedTuple):
 
     @classmethod
     def joined(cls, pieces: Sequence[CountedValues]) -> CountedValues:
-        """Return the values of all pieces, which all stand for as many pairs, and all have copies, or none."""
+        """Return the values of all pieces. All have the same weight, and either all have copies or none has."""
         if not pieces:
             return NO_VALUES
         values = np.concatenate([piece.values for piece in pieces])
@@ -100,7 +100,6 @@ class CountedValues(NamedTuple):
         return CountedValues.of(every_value, np.concatenate((own_copies, copies)), self.weight)
 
 
-# No pairs.
 NO_VALUES = CountedValues(np.empty(0))
 
 

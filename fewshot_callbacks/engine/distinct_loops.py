@@ -1,4 +1,4 @@
-"""The loops behind `distinct.py`: from the counts of distinct rows to those of all queries."""
+"""The loops behind `distinct.py`: from the counts of distinct rows to the counts of all queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewshot_callbacks.engine.relevance import lower_bound
 
 @kernel
 def write_at_places(offsets, thresholds, scores):
-    """Write the threshold of each list entry of some queries to where the entry is."""
+    """Write the threshold of each list entry of queries to the position of the entry."""
     for n in range(offsets.shape[0] - 1):
         for k in range(thresholds.offsets[n], thresholds.offsets[n + 1]):
             scores[offsets[n] + thresholds.places[k]] = thresholds.scores[k]
@@ -18,7 +18,7 @@ def write_at_places(offsets, thresholds, scores):
 
 @kernel
 def add_inside(first_row, thresholds, lists, copies, above, tied):
-    """Add to the counts of pairs outside of the lists of some distinct queries those inside, whose scores are thresholds.
+    """Add the pairs inside the lists of distinct queries, whose scores are thresholds, to the counts of pairs outside.
 
     Each threshold of a run of equal ones gets the items of the whole run as tied.
     """
@@ -49,18 +49,18 @@ def _fill_slots(lists, row, slots):
 
 @kernel
 def look_up(queries, original, lookup, first_row, in_list, slots, entry_offsets, entries, self_scores):
-    """Write the exact scores of the list entries of some queries, +inf for none, and of each query with itself.
+    """Write the exact scores of list entries, +inf for pairs that are not candidates, and of each query with itself.
 
     Args:
-        queries: Some queries; those of one row follow one another.
+        queries: Queries; queries of one row are adjacent.
         original: The lists of all queries, and their self-matches.
         lookup: The lists of distinct queries; the distinct row of each item and of each query.
         first_row: The first distinct query of `in_list`.
-        in_list: The exact score of each entry of the lists of distinct queries, and where those of each begin.
+        in_list: The exact score of each entry of the lists of distinct queries, and where the entries of each begin.
         slots: (distinct items,) to work in.
-        entry_offsets: Where the entries of each query end in `entries`, and where those of the first begin.
+        entry_offsets: (queries + 1,) where the entries of each query begin in `entries`.
         entries: The scores of all list entries.
-        self_scores: (queries,) NaN if the query is no item, or if itself is excluded anyway.
+        self_scores: (queries,) NaN if the query is not an item, or is excluded anyway.
     """
     relevant, self_match = original
     lists, row_of_item, row_of_query = lookup
@@ -87,11 +87,12 @@ def look_up(queries, original, lookup, first_row, in_list, slots, entry_offsets,
 
 @kernel
 def subtract(rows, all_items, offsets, scores, self_scores, above, tied):
-    """Write how many negatives lie above, and tie with, each threshold of some queries.
+    """Write the number of negatives above, and tied with, each threshold of queries.
 
     Args:
         rows: (queries,) distinct query of each, counted from the first of `all_items`.
-        all_items: Where the thresholds of each distinct query begin; these; the items above each, and tied with it.
+        all_items: Where the thresholds of each distinct query begin; the thresholds; the items above and tied with
+            each.
         offsets: Where the thresholds of each query begin.
         scores: (thresholds,) of the queries, ascending for each.
         self_scores: (queries,) score of each query with itself; NaN for none.
@@ -128,10 +129,10 @@ def subtract(rows, all_items, offsets, scores, self_scores, above, tied):
 
 @kernel
 def count_relevant(queries, original, lookup, first_row, offsets, slots, relevant_pairs, self_pairs):
-    """Count, for each list entry of some distinct queries, the relevant pairs it stands for, and the queries themselves.
+    """Count, for each list entry of distinct queries, the relevant pairs it stands for, and the queries themselves.
 
     Args:
-        queries: All queries of some distinct queries; those of one row follow one another.
+        queries: All queries of the distinct queries; queries of one row are adjacent.
         original: The lists of all queries, and their self-matches.
         lookup: The lists of distinct queries; the distinct row of each item and of each query.
         first_row: The first distinct query of `offsets`.

@@ -41,7 +41,7 @@ def row_hashes(values: NDArray[Any], threads: int = 1, seed: int = 0) -> NDArray
     Args:
         values: (rows, dim), contiguous.
         threads: Number of threads to compute with.
-        seed: Of the random factors. Hashes with two seeds are independent, 128 bits together.
+        seed: Seed of the random factors. Hashes with two seeds are independent, 128 bits together.
     """
     bits = values.view(_INTEGERS[values.itemsize])
     odd_factors = np.random.default_rng(seed).integers(2**62, size=bits.shape[1]) | 1

@@ -3,12 +3,12 @@
 A sum of products is kept together with the sum of its rounding errors (Dot2; Ogita, Rump and Oishi, "Accurate sum and
 dot product", 2005), which gives about 106 bits and a bound on what is still missing. Where that bound leaves two
 float64 numbers possible (Ziv's test), the sum is made once more without any rounding (Shewchuk 1997). So the score
-depends on the two rows alone: not on the order of summation, the tile, the thread or the process; it is symmetric,
-and equal rows tie. A distance is compared with the half between two numbers (`_rounded_root`). A cosine that lies within
+depends only on the two rows, and not on the order of summation, the tile, the thread or the process. It is symmetric,
+and equal rows tie. A distance is compared with the half between two numbers (`_rounded_root`). A cosine that is within
 2**-97 of such a half is rounded from about 100 bits: that this is the nearer side is not proved, and no case is known.
 
 Sums run in interleaved lanes, which the compiler turns into vector instructions: `LANES` of the components of one
-pair, wherever its rows lie, or one for each item that several queries are compared with, in less than half the time.
+pair, wherever its rows are, or one for each item that several queries are compared with, in less than half the time.
 
 | bound | where it comes from |
 | --- | --- |
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.compiled import any_order, inlined, inner_kernel, kernel
 
-# The kind of a score, as the compiled loops read it: the cosine of two rows.
+# Kinds of scores, as the compiled loops read them. The cosine of two rows.
 COSINE = 0
 # The dot product of two rows.
 DOT = 1
@@ -58,15 +58,15 @@ class Pairs(NamedTuple):
     gallery: Rows  # (items, dim)
     query_norm: NDArray[np.float64]  # (queries, 2) norm, rounded to float64, and its rest
     gallery_norm: NDArray[np.float64]  # (items, 2)
-    # (queries,) number of the first duplicate of each row. In chunks these numbers begin with that of the first item, so
-    # that no two chunks of a pass have the same: `counting.place_by_score` remembers a score by them.
+    # (queries,) number of the first duplicate of each row. In chunks these numbers begin with the number of the first
+    # item, so that they are unique over the chunks of a pass: `counting.place_by_score` remembers a score by them.
     query_first_duplicate: NDArray[np.int64]
     gallery_first_duplicate: NDArray[np.int64]  # (items,)
-    query_copies: NDArray[np.int32]  # (queries,) how many queries each row stands for: 1 unless rows are distinct ones
+    query_copies: NDArray[np.int32]  # (queries,) how many queries each row stands for: 1 unless rows are distinct rows
     gallery_copies: NDArray[np.int32]  # (items,)
-    distinct: bool  # whether rows are distinct ones, some of which stand for several
+    distinct: bool  # whether rows are distinct rows and may stand for several
     kind: int  # COSINE, DOT or EUCLIDEAN
-    single: bool  # whether components have 24 bits or less, so that float64 holds their products
+    single: bool  # whether components have at most 24 bits, so that float64 represents their products exactly
     exact_estimates: bool  # whether estimates are exact scores, since they are sums of small integers
     score_factor: float  # power of two by which similarities are multiplied to be scores
 
@@ -125,13 +125,13 @@ def two_product(a, b):
 
 @inlined
 def _single_product(x, y):
-    """Return the product of two components of float32, which float64 holds."""
+    """Return the product of two components of float32. It is exact in float64."""
     return x * y, 0.0
 
 
 @inlined
 def _squared_difference(x, y):
-    """Return a term of a squared distance as square + rest; what the rest lacks is below 2**-104 of it."""
+    """Return a term of a squared distance as square + rest; the error is below 2**-104 of it."""
     difference, error = two_sum(x, -y)
     square, rest = two_product(difference, difference)
     return square, rest + 2.0 * difference * error
@@ -163,7 +163,7 @@ def _summing(term):
         for k in range(full, dim):
             total[k - full], low[k - full] = add(total[k - full], low[k - full], left[k], right[k])
         width = LANES
-        # Halves of the lanes are added: with one lane after the other, each addition would wait for the one before.
+        # Halves of the lanes are added: lane by lane, each addition would wait for the one before.
         while width > 1:
             width //= 2
             for lane in range(width):
@@ -202,7 +202,7 @@ def _sum(left, right, of_differences, single, work):
 
 @inlined
 def _bound(pairs, i, j, high):
-    """Return a bound on the error of the sum of a pair, by the first two rows of the table at the top of this file."""
+    """Return a bound on the error of the sum of a pair. The table at the top of this file derives it."""
     size = high if pairs.kind == EUCLIDEAN else pairs.query_norm[i, 0] * pairs.gallery_norm[j, 0]
     return 0.0 if pairs.exact_estimates else (pairs.queries.shape[1] + LANES + 8.0) ** 2 * 2.0**-104 * size
 
@@ -271,7 +271,7 @@ def _above_square(partials, count, number, half):
     The sum has the same value afterwards, and perhaps more numbers. Returns the sign and their number.
     """
     sign = 0.0
-    for direction in (-1.0, 1.0):  # the square is taken away, and added again
+    for direction in (-1.0, 1.0):
         for factor, other_factor in ((number, number), (2.0 * number, half), (half, half)):
             product, rest = two_product(factor, other_factor)
             count = _grow(partials, count, direction * rest)
@@ -286,8 +286,8 @@ def _above_square(partials, count, number, half):
 def _rounded_root(partials, count):
     """Return the square root of an exact sum, rounded once.
 
-    The root in 106 bits can look like a half of its last place though it is not. So the number is compared with the
-    halves beside it: the root is above a half if the sum is above its square.
+    The root in 106 bits can look like a half of its last place though it is not. So the number is compared with
+    both neighbouring halves: the root is above a half if the sum is above its square.
     """
     high, low = _rounded_sum(partials, count)
     root, rest = _root(high, low)
@@ -335,7 +335,7 @@ def _round(pairs, i, j, high, low, error, finish):
         i: The query.
         j: The item.
         high: The sum, rounded.
-        low: What is missing to the sum.
+        low: The rest of the sum.
         error: How far high + low can be from the sum.
         finish: Whether high + low is the exact sum, rounded to 106 bits, so that there is nothing more to test. Distances
             are finished by `_rounded_root` instead.
@@ -344,7 +344,7 @@ def _round(pairs, i, j, high, low, error, finish):
         return (high if finish else _nearest(high, low, error)) * pairs.score_factor
     if pairs.kind == EUCLIDEAN:
         root, rest = _root(high, low)
-        # an error of the square is an error of half as much, divided by the root; 0.6 is for rounding
+        # an error of the square gives half that error, divided by the root; 0.6 is for rounding
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
         distance = _nearest(root, rest, 0.0 if error == 0.0 and root == 0.0 else bound)
         return 0.0 - distance * distance * pairs.score_factor  # sqrt(x * x) = x, so that the distance can be read back
@@ -401,8 +401,8 @@ def plain_sum(left, right, of_differences):
 def float64_score(pairs, i, j):
     """Return the score by a sum in float64, and a bound on its distance from the exact score.
 
-    The bound is that of Higham, section 3.1, with 16 roundings beside those of the sum: of the norms, the quotient, the
-    exact score and what a caller adds up. It is never 0, which marks exact scores in `nearest.py`.
+    The bound is that of Higham, section 3.1, with 16 roundings in addition to those in the sum: in the norms, the
+    quotient, the exact score and the sums of a caller. It is never 0, which marks exact scores in `nearest.py`.
     """
     total = plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
     relative = (pairs.queries.shape[1] + 16) * 2.0**-53
@@ -426,7 +426,7 @@ def exact_scores(pairs, rows, columns, out, work):
         if query != last_query or item != last_item:
             score = exact_score(
                 pairs, np.int64(rows[p]), np.int64(columns[p]), work
-            )  # compiled for one type of numbers
+            )  # the loop is compiled for one type
             last_query = query
             last_item = item
         out[p] = score
@@ -448,7 +448,7 @@ def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
     The rows of the items are the columns of `members`.
     """
     left = pairs.queries[i]
-    # Rounded up to whole vectors of `LANES` columns, since the rest of one would be added up number by number. `members`
+    # Rounded up to whole vectors of `LANES` columns, since a partial vector would be added number by number. `members`
     # has room for it.
     stop = first - (first - items.shape[0]) // LANES * LANES
     if pairs.kind == EUCLIDEAN:

@@ -1,8 +1,8 @@
 """The exchange: each process receives the items of all others, one remote chunk at a time.
 
 A score of a symmetric set counts for both of its items. If these belong to two processes, one of the two computes the
-score, and counts for the item of the other one as well (`RemoteCounter`). So each estimate is computed once, as long as
-the queries are ranked in one batch.
+score, and counts for the item of the other process as well (`RemoteCounter`). So each estimate is computed once, as
+long as the queries are ranked in one batch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class RemoteCounter(Protocol):
     """An observer that also counts for the queries of other processes.
 
     A pair of two processes of a symmetric set is computed in one of them, but counts for both of its items. So the items
-    of a remote chunk bring their thresholds along, and take their counts home.
+    of a remote chunk are sent with their thresholds, and their counts are sent back.
     """
 
     def export_thresholds(self, queries: slice) -> Arrays:
-        """Return the thresholds of some queries of this process, to be sent."""
+        """Return the thresholds of queries of this process, to be sent."""
 
     def import_thresholds(self, chunk: Chunk, thresholds: Arrays) -> None:
         """Start counting for the items of a remote chunk, which have these thresholds."""
@@ -45,7 +45,7 @@ class _Round(NamedTuple):
     destination: int
     # rank of the process whose items are received
     sender: int
-    # number of the first item of the sender, in the numbering of this process: that of `gather_in_item_order`
+    # number of the first item of the sender, as `gather_in_item_order` numbers items in this process
     first_item_of_sender: int
     # step of the first chunk
     first_step: int
@@ -112,7 +112,7 @@ class RemoteExchange:
     def _rounds(self) -> Iterator[_Round]:
         """Yield the rounds: in round r, each process sends to the process r ranks below, and receives from r ranks above.
 
-        So items arrive in the order of their numbers (`gather_in_item_order`): those of the next rank first.
+        So items arrive in the order of their numbers (`gather_in_item_order`), the items of the next rank first.
         """
         rank = self.processes.rank
         count = self.processes.count
@@ -124,8 +124,8 @@ class RemoteExchange:
             first_item += self.plan.items[sender]
 
     def _swap(self, this_round: _Round, chunk: int, own_items: slice, own_rows: NDArray[Any]) -> Iterator[Chunk]:
-        """Send a chunk of own items and yield the one that is received, if any; then send its counts back."""
-        # Both sides take the chunks in one order: no message names its chunk.
+        """Send a chunk of own items and yield the received chunk, if any; then send its counts back."""
+        # Both sides take the chunks in one order, so messages do not name their chunk.
         destination, sender, first_item_of_sender, _ = this_round
         outgoing = self._with_thresholds(own_items, own_rows)
         received = self._exchange(outgoing, destination, sender)
@@ -144,22 +144,21 @@ class RemoteExchange:
             yield remote
             if self.counter is not None:
                 counts = self.counter.export_counts()
-            del remote, rows, thresholds, received  # before counts and the next chunk are received
+            del remote, rows, thresholds, received  # frees memory before counts and the next chunk are received
         if self.counter is not None:
-            # Counts go the opposite way: home to the process that sent the items.
             own_counts = self._exchange(counts, sender, destination)
             if own_counts is not None:
                 self.counter.import_counts(own_items, own_counts)
 
     def _with_thresholds(self, own_items: slice, own_rows: NDArray[Any]) -> Arrays | None:
-        """Return the arrays that travel with some items; None without an item."""
+        """Return the arrays that are sent with items; None without an item."""
         if len(own_rows) == 0:
             return None
         thresholds = [] if self.counter is None else self.counter.export_thresholds(own_items)
         return [own_rows, *thresholds]
 
     def _exchange(self, arrays: Arrays | None, destination: int, sender: int) -> Arrays | None:
-        """Send arrays to one process and return those that another one sends; None stands for nothing."""
+        """Send arrays to one process and return the arrays from another; None for no arrays."""
         tensors = None if arrays is None else [torch.from_numpy(array) for array in arrays]
         received = self.processes.exchange(tensors, destination, sender)
         return None if received is None else [tensor.numpy() for tensor in received]

@@ -19,8 +19,8 @@ def gallery_chunks(
 ) -> Iterator[Chunk]:
     """Yield the whole gallery: rows in memory, rows on disk, rows of the other processes. Collective.
 
-    A consumer must drop each chunk before it asks for the next one. Then at most one chunk is in memory at a time, beside
-    the rows of this process and the chunk that is read, or sent, next.
+    A consumer must drop each chunk before it asks for the next one. Then at most one chunk is in memory at a time, in
+    addition to the rows of this process and the chunk that is read, or sent, next.
 
     Args:
         vectors: Queries and gallery of this process.

@@ -43,7 +43,8 @@ def int8_error_bounds(
 ) -> NDArray[np.float64]:
     """Return (rows,) how far an estimate from a product of int8 can be from the exact score, above it or below.
 
-    The bounds are in units of scores. A bound that is too small gives wrong ranks. One that is too large costs time alone.
+    The bounds are in units of scores. A bound that is too small gives wrong ranks. A bound that is too large only costs
+    time.
 
     With q' and g' for the rounded rows, |q.g - q'.g'| <= |q - q'| |g| + |q'| |g - g'| (Cauchy and Schwarz), and |q'| is at
     most |q| + |q - q'|. Here |q| is one of `lengths`, |q - q'| one of `remainder_norms`, |g| at most `longest` and |g - g'|
@@ -64,7 +65,7 @@ def int8_error_bounds(
         largest_remainder_norm: The largest of `remainder_norms` of an item of any process.
         longest: The largest of `lengths` of an item of any process.
         product_weight: The number of times that a product counts: 2 for distances, else 1.
-        sizes: (rows,) for each row, the largest product of its norm with that of an item.
+        sizes: (rows,) for each row, the largest product of its norm with the norm of an item.
     """
     rounded = remainder_norms * longest + (lengths + remainder_norms) * largest_remainder_norm
     return product_weight * (rounded + 2.0**-20 * (sizes + largest_remainder_norm))

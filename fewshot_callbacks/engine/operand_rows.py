@@ -114,7 +114,7 @@ class OperandRows:
         return self.scale.query_factor if self.are_queries else self.scale.item_factor
 
     def _divisors(self, rows: slice) -> Floats:
-        """Return what each row is divided by before it is multiplied: its norm for cosines, else a power of two."""
+        """Return the divisor of each row before it is multiplied: its norm for cosines, else a power of two."""
         norms = self.norms[rows]
         if self.scale.kind == exact.COSINE:
             return np.where(norms > 0, norms, 1.0)

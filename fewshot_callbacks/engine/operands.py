@@ -13,13 +13,12 @@ from torch import Tensor
 from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.options import Precision
 
-# The type of the components of an operand.
 DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 # Largest relative error of one rounded operation.
 ROUNDOFF: dict[str, float] = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
-# What `place_rows` adds to a row: no column.
+# Columns that `place_rows` adds to a row: none.
 NO_COLUMNS = 0
-# Two columns of a query. With those of an item, one product gives minus the squared distance.
+# Two columns of a query. With the two columns of an item, one product gives minus the squared distance.
 QUERY_COLUMNS = 1
 # Two columns of an item.
 ITEM_COLUMNS = 2
@@ -70,7 +69,7 @@ def float_error_bounds(
     relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50
     if is_half:
         relative += 2.1 * ROUNDOFF["float16"]
-        tiniest = math.sqrt(columns) * 2.0**-23  # on either side, of rows no longer than 1
+        tiniest = math.sqrt(columns) * 2.0**-23  # for both operands, if no row is longer than 1
     else:
         tiniest = columns * (2.0**-960 if precision == "float64" else 2.0**-120)
     return product_weight * relative * sizes + tiniest

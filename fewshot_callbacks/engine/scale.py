@@ -2,7 +2,7 @@
 
 A score in this package is the exact similarity times a power of two, `score_factor`, so that products stay in the range of
 float32; of a distance it is minus the square of the rounded distance, and of binary codes the number of bits less twice the
-distance. All scores lie in [-1, 1].
+distance. All scores are in [-1, 1].
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Floats = NDArray[np.float64]
 # To add a similarity, add it to `settings.Similarity` and to `_KINDS`; its score to `exact._round`; its operands and the
 # meaning of its scores to `OperandRows.fill`, `Scale.to_user` and `from_user`; its range to `functional/neighbours.py`.
 _KINDS = {"cosine": exact.COSINE, "dot": exact.DOT, "euclidean": exact.EUCLIDEAN, "hamming": exact.DOT}
-# Binary exponents up to which float64 holds products of four numbers, and what rounding leaves of them, with room to
+# Binary exponents up to which float64 can represent products of four numbers and their rounding errors, with room to
 # spare.
 _SAFE = 100
-# Smallest binary exponent by which rows of float64 are divided; float64 does not hold 2**1024.
+# Smallest binary exponent by which rows of float64 are divided; 2**1024 exceeds float64.
 LEAST_EXPONENT = -1000
 
 
@@ -48,8 +48,8 @@ class Scale:
         dim: Components of a row.
         is_double: Whether rows are compared in float64.
         exponent: Binary exponent by which all rows are divided; None if each row is divided by its own.
-        query_factor: What queries are multiplied by, so that scores lie in [-1, 1].
-        item_factor: The same of items.
+        query_factor: Factor of queries, so that scores are in [-1, 1].
+        item_factor: Factor of items.
         centre: (dim,) point to which rows are moved before they are multiplied.
     """
 
@@ -130,7 +130,7 @@ class Scale:
         else:
             with np.errstate(over="ignore"):
                 similarities = scores / self.score_factor / self.range_factor / self.range_factor
-        return similarities + 0.0  # no zero is negative
+        return similarities + 0.0  # turns -0.0 into 0.0
 
     def from_user(self, similarities: Any) -> Any:
         """Return the scores of similarities; an infinite one stays as it is."""
@@ -141,7 +141,7 @@ class Scale:
             if self.kind == exact.EUCLIDEAN:
                 distance = similarities * self.range_factor
                 scores = -distance * distance * self.score_factor
-                return np.where(similarities <= 0, scores, np.inf)  # no distance is negative
+                return np.where(similarities <= 0, scores, np.inf)  # a distance is never negative
             return similarities * self.score_factor * self.range_factor * self.range_factor
 
 
@@ -155,8 +155,8 @@ def scale_without_factors(
 
     Args:
         similarity: How rows are compared.
-        sides: The rows in memory: the queries, and of two sets the gallery.
-        pieces: The rows on disk, piece by piece. They are read for float64 alone.
+        sides: The rows in memory: the queries, and the gallery if there are two sets.
+        pieces: The rows on disk, piece by piece. They are only read for float64.
         processes: All processes.
     """
     dim = int(sides[0].shape[1])
@@ -201,7 +201,7 @@ def with_factors(scale: Scale, largest_norms: list[float]) -> Scale:
 
 
 def with_centre(scale: Scale, pieces: Callable[[], Iterable[NDArray[Any]]], items: int, processes: Processes) -> Scale:
-    """Return a scale whose centre is the mean of the items of all processes, if it is one of distances. Collective.
+    """Return the scale. For distances its centre is the mean of the items of all processes. Collective.
 
     Distances do not change if all rows are moved by it, and products of rows near their centre round less.
 

@@ -40,7 +40,7 @@ def shared_layout(
         ranked: Number of relevant pairs whose ranks are computed, if these are others.
         on_device: Whether tiles are computed on a device.
     """
-    if vectors.stored is not None:  # the rest is for the rows that are resident or being read
+    if vectors.stored is not None:  # the remainder is for rows that are resident or being read
         memory *= vectors.stored.remaining_share
     resident = len(vectors.pairs.gallery)
     layout = plan_layout(

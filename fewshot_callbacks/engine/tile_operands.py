@@ -1,6 +1,6 @@
 """Where the operands of tiles come from: computed once and cached, or recomputed for each tile.
 
-Whoever holds the `Estimates` holds the cached operands of floats. Operands in int8 belong to the `Vectors`, whose error
+`Estimates` own the cached float operands. Operands in int8 belong to the `Vectors`, whose error
 bounds depend on them, until `free_int8_operands`.
 """
 
@@ -16,22 +16,22 @@ from fewshot_callbacks.engine.operands import Operand
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.vectors import Vectors
 
-# Returns the operand of some items of a chunk, given where they lie in the chunk, and the room of the thread that asks.
+# Returns the operand of items of a chunk, given their positions in the chunk and the room of the calling thread.
 ItemRows = Callable[[slice, Operand | None], Operand]
 
 
 @runtime_checkable
 class TileOperands(Protocol):
-    """The operands of all tiles, of which a tile takes some rows."""
+    """The operands of all tiles. Each tile takes a slice of their rows."""
 
     def new_room(self, rows: int) -> Operand | None:
         """Return the room in which one thread recomputes some rows; None if it never does."""
 
     def query_rows(self, rows: slice, room: Operand | None) -> Operand:
-        """Return the operand of some queries, which may lie in the room of the thread that asks."""
+        """Return the operand of queries, which may be written into the room of the calling thread."""
 
     def items_of(self, vectors: Vectors) -> ItemRows:
-        """Return a function that returns the operand of some items of a chunk.
+        """Return a function that returns the operand of items of a chunk.
 
         Args:
             vectors: The vectors of the chunk.
@@ -42,7 +42,7 @@ class TileOperands(Protocol):
 
 
 def tile_operands(vectors: Vectors, precision: Precision, backend: TileBackend, *, cached: bool) -> TileOperands:
-    """Return the operands of the tiles of some vectors.
+    """Return the operands of the tiles of vectors.
 
     Args:
         vectors: Queries and gallery.
@@ -83,11 +83,11 @@ class CachedOperands:
         """Return nothing: no operand is recomputed."""
 
     def query_rows(self, rows: slice, room: Operand | None) -> Operand:
-        """Return the operand of some queries."""
+        """Return the operand of queries."""
         return self._queries.take(rows)
 
     def items_of(self, vectors: Vectors) -> ItemRows:
-        """Return a function that returns the operand of some items of a chunk. It is computed here if it is not cached."""
+        """Return a function that returns the operand of items of a chunk, computed first if it is not cached."""
         in_memory = vectors is self._vectors
         items = self._items if in_memory else self._backend.place(vectors.item_rows.operand(self._precision))
 
@@ -108,7 +108,7 @@ class RecomputedOperands:
 
     Args:
         vectors: Queries and gallery.
-        precision: Precision of the products: one of floats.
+        precision: Precision of the products: a float type.
         backend: Multiplies them.
     """
 

@@ -28,7 +28,7 @@ class RelevantPairScores(Protocol):
         """Return the thresholds of one batch. Collective."""
 
     def ascending(self) -> Iterator[CountedValues]:
-        """Yield the scores of all relevant pairs of this process in pieces, each of which is ascending. Collective."""
+        """Yield the scores of all relevant pairs of this process in ascending pieces. Collective."""
 
     def scores_of_batch(self, batch: slice, thresholds: Thresholds) -> Iterator[tuple[CountedValues, CountedValues]]:
         """Yield the scores of the relevant pairs of one batch, and of its negatives that are in no tile, in pieces.
@@ -52,7 +52,7 @@ class RelevantPairScores(Protocol):
 
 @runtime_checkable
 class TiledRows(Protocol):
-    """The rows that tiles are computed of, and the way from their ranks to those of all queries."""
+    """The rows that tiles are computed of, and the way from their ranks to the ranks of all queries."""
 
     @property
     def vectors(self) -> Vectors:
@@ -64,11 +64,11 @@ class TiledRows(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Memory that they take beside the vectors of the evaluation."""
+        """Memory that they take in addition to the vectors of the evaluation."""
 
     @property
     def derived_ranks(self) -> int | None:
-        """Number of ranks of this process that are derived from those of the rows of the tiles; None if none are derived."""
+        """Number of ranks of this process that are derived from ranks of the rows of the tiles; None if none are derived."""
 
     def scores(self, batches: Sequence[slice], layout: Layout, *, places: bool) -> RelevantPairScores:
         """Return the exact scores of all relevant pairs.

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.compiled import inlined, kernel
 from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance, lower_bound
 
-# Bytes of a list entry.
 ENTRY_BYTES = 4
 
 
@@ -48,8 +47,8 @@ class TwinGroups(NamedTuple):
 class UnitedLists(NamedTuple):
     """Which lists of queries the list of each distinct query unites: the lists of all queries that it stands for.
 
-    Rows with the same lists to unite share one list, so a row in several classes needs a list for each combination of
-    classes, rather than one of its own.
+    Rows with the same lists to unite share one list. So a row in several classes does not need a list of its own: there
+    is one list for each combination of classes.
     """
 
     # (rows,) the list of each distinct query
@@ -131,7 +130,7 @@ def _unite(
     first_item: Ints,
     items: NDArray[np.int32],
 ) -> None:
-    """Write where the distinct items of each list begin, and, if there is room for them, these items in any order."""
+    """Write where the distinct items of each list begin, and, if there is room, the items in any order."""
     seen_in = np.full(int(row_of_item.max(initial=-1)) + 1, -1)
     original = relevance.relevant, relevance.self_match
     _unite_lists(first_query, queries, original, row_of_item, seen_in, first_item, items)
@@ -150,7 +149,7 @@ def _find_outside(relevant, self_match, row_of_item, row_outside):
 
 @inlined
 def _add_to_list(row, number, count, seen_in, out):
-    """Add a distinct item to list `number`, unless it is in it, and return the end of the list; without room, only count."""
+    """Add a distinct item to list `number` once, and return the end of the list; without room, only count."""
     if seen_in[row] == number:
         return count
     seen_in[row] = number

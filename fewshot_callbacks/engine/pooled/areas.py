@@ -35,7 +35,7 @@ class PooledAreas:
         self._relevant = pooled.relevant
         self._negatives = pooled.negatives
         self._grid = grid
-        # In one set, both pairs of two items have one score.
+        # In one set, both pairs of two items have the same score.
         pairs_of_score = 2 if pooled.evaluation.relevance.symmetric else 1
         # relevant pairs whose scores fit the budget
         self._room = pairs_of_score * max(1, pooled.grid_size)
@@ -87,7 +87,7 @@ class PooledAreas:
         total = 2 * self._grid.total * self._negatives.total
         if not total:
             return math.nan
-        # twice the number of those in the wrong order, of which a tie is one half
+        # twice the number of pairs in the wrong order; a tie is half a pair
         wrong = 0
         for group in self._groups_below(self._first_free_cell()):
             just_above = np.nextafter(group.scores, np.inf)
@@ -113,7 +113,7 @@ class PooledAreas:
         return int(np.searchsorted(-np.append(self._negatives.total, most), 0))
 
     def _groups_below(self, cell: int) -> Iterator[_RelevantGroup]:
-        """Yield all relevant scores in the cells below one, in groups with as many relevant pairs as there is room for.
+        """Yield all relevant scores in the cells below one, in groups whose relevant pairs fit the budget.
 
         The upper end of each cell counts as part of it.
         """

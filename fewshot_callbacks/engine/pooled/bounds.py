@@ -34,7 +34,7 @@ class CountBounds(NamedTuple):
 
     def at(self, scores: Floats, total: int) -> tuple[Ints, Ints]:
         """Return the bounds at some ascending scores, of `total` negatives in all."""
-        # What reaches a higher score reaches this one. What reaches this one reaches a lower score.
+        # A negative that reaches a higher score reaches this one, and one that reaches this one reaches a lower score.
         next_higher = first_reaching(self.scores, scores)
         next_lower = first_reaching(self.scores, np.nextafter(scores, np.inf)) - 1
         fewest = np.append(self.fewest, 0)[next_higher]
@@ -42,7 +42,6 @@ class CountBounds(NamedTuple):
         return fewest, most
 
 
-# Nothing is known.
 NO_BOUNDS = CountBounds(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -61,7 +60,7 @@ class ListedNegatives(Protocol):
         """Return the same negatives with equal bounds at some ascending scores. Collective."""
 
     def some_scores(self) -> Floats:
-        """Return ascending scores, between the first and the last of which all of these negatives lie."""
+        """Return ascending scores. All of these negatives are between the first and the last."""
 
 
 class CachedNegatives:
@@ -97,7 +96,7 @@ class RecomputedNegatives:
     total: int
     # numbers at some scores
     known: CountBounds
-    # lowest and highest exact score; none without a negative
+    # lowest and highest exact score; empty without a negative
     ends: Floats
     # yields the exact scores of all, in pieces
     pieces: Callable[[], Iterable[CountedValues]]
@@ -129,5 +128,4 @@ class RecomputedNegatives:
         return self.ends
 
 
-# No negatives.
 NO_LISTED = CachedNegatives(NO_VALUES)

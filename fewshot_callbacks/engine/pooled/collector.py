@@ -23,17 +23,17 @@ from fewshot_callbacks.files.journal import Arrays
 # of a core. A pair that is not collected is known up to its error bound and a bin.
 HISTOGRAM_BINS = 2**15
 
-# A sample may be off by this factor: as many pairs more are collected, if there is room. With 1.5, made sets of 31,730 and
-# 158,652 items took a further pass, which costs far more than these pairs.
+# A sample may be off by this factor: that many times more pairs are collected, if there is room. With 1.5, synthetic
+# sets of 31,730 and 158,652 items took a further pass, which costs far more than these pairs.
 SLACK = 3.0
 # Share of the room that is planned to be filled: a buffer that overflows drops a quarter of its pairs or more.
 FILLED_SHARE = 0.8
-# Number of pairs that there is room for beyond twice what questions need, if the budget allows.
+# Room for this many pairs beyond twice the number that questions need, if the budget allows.
 LEAST_CAPACITY = 2**16
-# More than this share of the pairs of all processes, symmetric ones once, is not collected; `layout.COLLECTED_SHARE` is of
-# the queries of one process with all items, and bounds the memory.
+# At most this share of all pairs of all processes is collected; symmetric pairs count once. `layout.COLLECTED_SHARE`
+# limits the pairs of one process, and so bounds the memory.
 MOST_SHARE = 0.06
-# The cut-off lies this far below the sampled estimate, so that rounding does not lift it above.
+# The cut-off is this far below the sampled estimate, so that rounding does not lift it above.
 CUTOFF_OFFSET = 1e-6
 
 
@@ -63,7 +63,7 @@ class Collector:
     Args:
         estimates: The tiles.
         cutoff: It rises if more pairs reach it than there is room for.
-        capacity: Number of pairs that there is room for.
+        capacity: Largest number of pairs.
         bins: Where the histogram begins and ends; None if there is none.
     """
 
@@ -83,7 +83,7 @@ class Collector:
             sum_error_bound if self.coarse else estimates.largest_error_bound * ERROR_FACTOR
         ) + 2.0**-125
         self._buffers: list[CandidateBuffer] = []
-        # buffers of an earlier batch of queries, which threads go on to fill
+        # buffers of an earlier batch of queries, which threads fill further
         self._idle: list[CandidateBuffer] = []
 
     def new_workspace(self) -> tuple[CandidateBuffer, NDArray[np.int32]]:
@@ -144,7 +144,7 @@ class Collector:
         self.next_batch()
 
     def collected(self) -> Collected:
-        """Return all pairs that reach the highest cut-off of all buffers, and those below it that other buffers hold."""
+        """Return all pairs that reach the highest cut-off of all buffers, and the pairs below it that other buffers have."""
         cutoff = max((float(buffer.cutoff[0]) for buffer in self._buffers), default=self.cutoff)
         values: list[NDArray[Any]] = [buffer.values[: buffer.filled[0]] for buffer in self._buffers] or [np.empty(0)]
         none = [np.empty(0, np.int32)]
@@ -185,16 +185,16 @@ def plan_collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted
 
     Args:
         estimates: The tiles.
-        sample: Estimates of some negatives.
+        sample: Estimates of a sample of negatives.
         wanted: The number of negatives that each question needs.
         scores: Scores of relevant pairs, ascending.
     """
     pairs = estimates.total_pairs
     processes = estimates.processes.count
     most_of_all = pairs if pairs <= EVERY else max(LEAST_CAPACITY, int(MOST_SHARE * pairs))
-    # pairs that this process collects at most
+    # most pairs that this process collects
     room = max(2, min(estimates.layout.buffer_pairs, most_of_all) // processes)
-    if pairs <= room:  # all pairs are collected; each thread has room for all, since it may meet all
+    if pairs <= room:  # all pairs are collected; each thread has room for all, since it may see all
         return Collector(estimates, -math.inf, (pairs + estimates.shape[0]) * estimates.threads)
     if not len(scores):
         return Collector(estimates, -math.inf, room)
@@ -208,8 +208,8 @@ def plan_collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted
     share_of_pairs = max(planned, min(room, LEAST_CAPACITY) // 4) * processes / max(1, pairs)
     cutoff = sample.score_reached_by(share_of_pairs * sample.total) - CUTOFF_OFFSET
     capacity = min(room, int(2 * planned) + LEAST_CAPACITY)
-    # The histogram of binary codes is exact. Of others, a question that may need more pairs than are collected is bounded by
-    # a histogram, which may spare it a second pass.
+    # The histogram of binary codes is exact. For other rows, a histogram bounds the questions that may need more pairs
+    # than are collected, and may spare a second pass.
     if bins is None and not has_room.all():
         bins = _histogram_range(scores, estimates)
     return Collector(estimates, cutoff, capacity, bins)
@@ -218,7 +218,7 @@ def plan_collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted
 def range_of_binary_codes(estimates: Estimates) -> tuple[float, float] | None:
     """Return the ends of a histogram with one bin for each score that two binary codes can have.
 
-    Each score lies in the middle of its bin.
+    Each score is in the middle of its bin.
 
     Returns:
         None for other rows, and for codes of more than `HISTOGRAM_BINS` - 4 bits.
@@ -232,7 +232,7 @@ def range_of_binary_codes(estimates: Estimates) -> tuple[float, float] | None:
 
 
 def _histogram_range(scores: Floats, estimates: Estimates) -> tuple[float, float]:
-    """Return the ends of a histogram, whose bins are wider than the rounding of the position of an estimate."""
+    """Return the ends of a histogram. Its bins are wider than the rounding of the position of an estimate."""
     lowest = float(scores[0])
     highest = float(scores[-1])
     rounding = 2.0 ** (-49 if estimates.precision == "float64" else -20)

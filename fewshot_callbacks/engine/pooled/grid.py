@@ -33,7 +33,7 @@ def unique_scores(scores: NDArray[Any]) -> NDArray[Any]:
 
 
 def at_upper_ends(counts: Ints) -> Ints:
-    """Return (grid + 1,) the numbers that reach the upper end of each cell, given those that reach each score of the grid.
+    """Return (grid + 1,) the numbers that reach the upper end of each cell, given the numbers at each score of the grid.
 
     Nothing reaches the upper end of the last cell, which is infinite.
     """
@@ -43,7 +43,7 @@ def at_upper_ends(counts: Ints) -> Ints:
 def above_lower_ends(total: int, above: Ints) -> Ints:
     """Return (grid + 1,) the numbers above the lower end of each cell.
 
-    Everything lies above the lower end of the first cell, which is minus infinity.
+    Everything is above the lower end of the first cell, which is minus infinity.
 
     Args:
         total: The number of all.
@@ -53,7 +53,7 @@ def above_lower_ends(total: int, above: Ints) -> Ints:
 
 
 def _are_inside_cells(scores: FloatArray, grid: ScoreGrid, cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which of some ascending scores lie inside the chosen cells, (grid + 1,), of a grid."""
+    """Return which of the ascending scores are inside the chosen cells, (grid + 1,), of a grid."""
     steps = np.zeros(len(scores) + 1, np.int8)
     np.add.at(steps, np.searchsorted(scores, grid.lower_ends[cells], side="right"), 1)
     np.subtract.at(steps, np.searchsorted(scores, grid.upper_ends[cells], side="left"), 1)
@@ -73,7 +73,6 @@ class GridCounts:
         self.reaching = np.zeros(len(scores), np.int64)
         # (grid,) pairs with a higher score
         self.above = np.zeros(len(scores), np.int64)
-        # all pairs
         self.total = 0
         # lowest and highest score of all pairs
         self.lowest = np.inf
@@ -174,7 +173,7 @@ class ScoreGrid:
         for piece in pieces():
             inside = piece.where(_are_inside_cells(piece.values, self, cells))
             scores = unique_scores(inside.values)
-            # From the middle of the first step: even a single score then halves its cell.
+            # It begins in the middle of the first step: even a single score then halves its cell.
             added.append(scores[min(step, len(scores)) // 2 :: step])
             if step == 1:  # there is room for all
                 kept.append(inside)
@@ -186,7 +185,7 @@ class ScoreGrid:
     def _with_all_inside(self, scores: Floats, inside: Sequence[CountedValues], processes: Processes) -> ScoreGrid:
         """Return the grid with all scores inside some cells, counted without a further look at all pairs. Collective.
 
-        A new score s lies inside a cell, whose upper end u is a score of this grid or infinity. Therefore
+        A new score s is inside a cell. The upper end u of the cell is a score of this grid or infinity. Therefore
 
             reaching(s) = reaching(u) + pairs inside the cells that reach s - pairs inside the cells that reach u
 

@@ -27,9 +27,9 @@ class Negatives:
 
     Args:
         estimates: The tiles.
-        collector: What was collected of them.
+        collector: Has the collected negatives.
         seen: Number of negatives that the tiles of this process stand for.
-        sample: Estimates of some negatives. It decides what is tried first, and no result.
+        sample: Estimates of a sample of negatives. It decides what is tried first, and never a result.
         listed: The negatives of the queries of this process that are in no tile.
     """
 
@@ -44,7 +44,6 @@ class Negatives:
         self.estimates = estimates.without_progress()
         self.processes = estimates.processes
         self.sample = sample
-        # passes over all pairs so far
         self.passes = 1
         # number of negatives in the tiles of this process
         self._own_total = estimates.directions * seen
@@ -75,7 +74,7 @@ class Negatives:
 
         Args:
             edges: (bins,) lower edge of each bin.
-            reaching: (bins,) number of estimates that reach each edge; that of the first counts masked pairs, too.
+            reaching: (bins,) number of estimates that reach each edge; the first number counts masked pairs, too.
         """
         # An estimate is off by at most ceil(error bound / width) bins. Its position is rounded by less than one bin more
         # (`_histogram_range`).
@@ -84,7 +83,6 @@ class Negatives:
             return
         directions = self.estimates.directions
         fewest = directions * np.append(reaching[shift:], np.zeros(shift, np.int64))
-        # `reaching[0]` is no bound: bin 0 counts masked pairs as well.
         most = np.append(np.full(shift + 1, self._own_total), directions * reaching[1:-shift])
         self._known_bounds = self._known_bounds.with_more(edges, fewest, most)
 
@@ -93,7 +91,7 @@ class Negatives:
 
         Args:
             edges: (bins,) lower edge of each bin, one unit below its score.
-            reaching: (bins,) number of scores that reach each edge; that of the first counts masked pairs, too.
+            reaching: (bins,) number of scores that reach each edge; the first number counts masked pairs, too.
         """
         counts = self.estimates.directions * reaching[1 : self.estimates.vectors.scale.dim + 2]
         scores = edges[1 : self.estimates.vectors.scale.dim + 2] + self.estimates.vectors.scale.score_factor
@@ -104,7 +102,7 @@ class Negatives:
 
     def _margins(self, scores: Floats) -> Floats:
         """Return how far a value must be from each score to lie on the same side as its exact score; 2**-50 is rounding."""
-        size = np.minimum(np.abs(scores), 2.0)  # infinite scores are asked for, too
+        size = np.minimum(np.abs(scores), 2.0)  # infinite scores are possible, too
         return self.error_bound + size * 2.0**-50
 
     # ------------------------------------------------------------------------------------------------------------ bounds
@@ -133,8 +131,8 @@ class Negatives:
     def estimate(self, scores: Floats) -> Ints:
         """Return about how many negatives reach each of some ascending scores.
 
-        From the cut-off on, the counts are those of scores that differ by at most `error_bound`, and of listed negatives the
-        fewest that there can be. Below it they are interpolated by the sample.
+        From the cut-off on, the counts are correct for scores that differ by at most `error_bound`; listed negatives
+        are counted by their lower bound. Below the cut-off the sample interpolates the counts.
         """
         fewest, most = self.bounds(scores)
         collected = self._values.count_reaching(scores) + self._exact.count_reaching(scores)
@@ -168,7 +166,7 @@ class Negatives:
         """Return a score below, and a score above, all known negatives and some scores."""
         lowest = float(scores.min(initial=np.inf))
         highest = float(scores.max(initial=-np.inf))
-        # Pairs that a full buffer has dropped lie below the cut-off: all pairs do, if the highest tie.
+        # Pairs that a full buffer has dropped are below the cut-off: all pairs are, if the highest tie.
         dropped = np.array([self.cutoff] if math.isfinite(self.cutoff) else [])
         for values in (self._values.values, self._exact.values, self._listed.some_scores(), dropped):
             if len(values):
@@ -203,7 +201,7 @@ class Negatives:
             self._count_pairs(scores[~is_collected])
 
     def _score_collected(self, low: Floats, high: Floats) -> None:
-        """Compute the exact scores of the collected pairs whose values lie in some intervals, which are ascending."""
+        """Compute the exact scores of the collected pairs whose values are in the ascending intervals."""
         near = _inside_any(self._collected.values, low, high)
         if self.processes.largest([float(near.any())])[0]:
             scores = self.estimates.exact(self._collected.queries[near], self._collected.items[near])
@@ -213,7 +211,7 @@ class Negatives:
             self._values = self._values.where(~_inside_any(self._values.values, low, high))
 
     def _count_pairs(self, scores: Floats) -> None:
-        """Count all pairs at some ascending scores, in one more pass."""
+        """Count all pairs at ascending scores, in one more pass."""
         estimates = self._estimates_for(scores).with_pairs_once()
         reach, above = recount(estimates, scores)
         if self.estimates.precision != "int8":
@@ -222,12 +220,12 @@ class Negatives:
         self._add_counts(scores, reach, above)
 
     def _add_counts(self, scores: Floats, reach: Ints, above: Ints) -> None:
-        """Add the numbers of negatives of this process that reach some scores, and that lie above them."""
+        """Add the numbers of negatives of this process that reach each score, and that are above it."""
         known = self._known_bounds.with_more(scores, reach, reach)
         self._known_bounds = known.with_more(np.nextafter(scores, np.inf), above, above)
 
     def _estimates_for(self, scores: Floats) -> Estimates:
-        """Return estimates in the precision in which counts at some scores take the least time."""
+        """Return estimates in the precision in which counts at these scores take the least time."""
         if self.estimates.precision == "float64":
             return self.estimates
         allowed = {"float32", "float64"}
@@ -243,7 +241,7 @@ class Negatives:
         return self.estimates.in_precision(recorded(choose))
 
     def _share_open(self, scores: Floats, error_bound: float) -> float:
-        """Return about which share of the negatives estimates leave open when they are compared with some scores.
+        """Return about which share of the negatives is open when estimates are compared with scores.
 
         Args:
             scores: Ascending.
@@ -257,16 +255,16 @@ class Negatives:
             fewest, most = self.bounds(ends)
             reaching_first, reaching_last = most[0], fewest[-1]
         share_within = (reaching_first - reaching_last) / max(1, self.total)
-        # Tiny, so that the share of a single score is no division by zero.
+        # 1e-300 avoids a division by zero for a single score.
         span = max(scores[-1] - scores[0], 2 * error_bound, 1e-300)
         share_covered = min(1.0, 2 * error_bound * len(scores) / span)
         return float(share_within * share_covered)
 
 
 def _inside_any(values: FloatArray, low: Floats, high: Floats) -> NDArray[np.bool_]:
-    """Return which values lie in some ascending intervals, which may overlap."""
+    """Return which values are in one of the ascending intervals, which may overlap."""
     inside: NDArray[np.bool_] = (values >= low[0]) & (values <= high[-1])
     candidates = values[inside].astype(np.float64)
-    # A value lies in an interval if more intervals have begun before it than have ended.
+    # A value is in an interval if more intervals have begun before it than have ended.
     inside[inside] = np.searchsorted(low, candidates, side="right") != np.searchsorted(high, candidates)
     return inside

@@ -94,7 +94,7 @@ class Question(Protocol):
         """Whether negatives are counted that score higher than the threshold, rather than those that reach it."""
 
     def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
-        """Return where the answer lies or may lie, given the score grid and bounds of the negatives at its scores."""
+        """Return where the answer is or may be, given the score grid and bounds of the negatives at its scores."""
 
     def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
         """Estimate how many of the highest negatives find the answer, and how many prove that no lower score is it.
@@ -133,8 +133,8 @@ class BestF1:
         best = f1.max()
         # F1 is flat near its maximum: the negatives that reach the lowest of all scores that come close.
         needed = float(false_positives[np.argmax(f1 >= 0.95 * best)])
-        # With FP negatives F1 is at most 2 R / (2 R + FP), even if all R relevant pairs are accepted. Of more negatives than
-        # 2 R (1 / best - 1) this is less than `best`.
+        # With FP negatives F1 is at most 2 R / (2 R + FP), even if all R relevant pairs are accepted. With more than
+        # 2 R (1 / best - 1) negatives this is less than `best`.
         proving = 2 * grid.total * (1 / best - 1)
         return Wanted(min(needed, proving), proving)
 
@@ -210,6 +210,6 @@ def at_false_match_rate(rate: float) -> LowestScore:
 
 
 def rates_cross(above: Ints, false_positives: Counts, relevant: int, negatives: float) -> Bools:
-    """Return where the share of relevant pairs that are rejected is not below that of negatives that are accepted."""
+    """Return where the share of rejected relevant pairs is at least the share of accepted negatives."""
     crossed: Bools = (relevant - above) / max(relevant, 1) >= false_positives / max(negatives, 1)
     return crossed

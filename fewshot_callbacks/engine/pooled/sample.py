@@ -12,7 +12,7 @@ from fewshot_callbacks.engine.scale import Floats
 
 
 class Sample(NamedTuple):
-    """Estimates of the negatives of some queries of all processes: the highest, and fewer of the others."""
+    """Estimates of the negatives of sampled queries of all processes: the highest, and fewer of the others."""
 
     estimates: Floats  # ascending
     counts: Floats  # (estimates,) how many of all negatives reach each, about
@@ -23,8 +23,8 @@ class Sample(NamedTuple):
 
         Args:
             estimates: In any order.
-            room: How many of them are kept, about: the highest, and as many of the others, evenly spaced.
-            negatives: Number of the negatives of all processes, for which all of these estimates stand.
+            room: About how many are kept: half are the highest, and half are evenly spaced others.
+            negatives: Number of negatives of all processes, which these estimates represent.
             processes: All processes.
         """
         ascending = np.sort(estimates)
@@ -32,7 +32,7 @@ class Sample(NamedTuple):
         highest = min(number, room // 2)
         spaced = np.linspace(0, number - highest, min(number - highest, room // 2), endpoint=False).astype(np.int64)
         positions = np.append(spaced, np.arange(number - highest, number))
-        # how many estimates each of those that are kept stands for: itself, and those up to the next
+        # how many estimates each kept one stands for: itself, and all up to the next kept one
         stands_for = np.diff(np.append(positions, number))
         kept = ascending[positions]
         if processes.count > 1:
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
         return counts
 
     def score_reached_by(self, number: float) -> float:
-        """Return the highest estimate that so many negatives reach, about; the lowest one if there are fewer."""
+        """Return the highest estimate that about this many negatives reach; the lowest one if there are fewer."""
         position = int(np.searchsorted(-self.counts, -number, side="right")) - 1
         return float(self.estimates[max(0, position)])
 

@@ -14,8 +14,8 @@ from fewshot_callbacks.engine.pooled.questions import Bools, Findings, NegativeB
 from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.scale import Floats
 
-# Of the open scores of a question the most likely answers are closed first, and a few spaced scores. As a rule these settle
-# the question. With 2**16, random labels of 31,730 items took a third pass; 2**19 takes a tenth longer.
+# The most likely answers of a question are closed first, and a few spaced scores. These usually settle the question.
+# With 2**16, random labels of 31,730 items took a third pass; 2**19 takes a tenth longer.
 LIKELY_CLOSED = 2**18
 # Spaced scores bound the counts between them, whichever answers are likely.
 SPACED_CLOSED = 2**8
@@ -44,7 +44,7 @@ class ThresholdSearch:
     An answer is a relevant score. All thresholds between two neighbouring relevant scores accept the same relevant pairs.
     Of these thresholds, the upper score accepts the fewest negatives.
 
-    The search knows the relevant pairs at each score of the score grid, and bounds of the number of negatives. From these, a
+    The search knows the relevant pairs at each score of the score grid, and bounds of the number of negatives. A
     question finds its answer, or the scores that may be the answer. Then the counts at these scores are closed. If the grid
     lacks relevant scores that may be the answer, they are added to it instead. Then the question is asked again.
 
@@ -73,7 +73,7 @@ class ThresholdSearch:
             # bounds of the negatives above each score of the grid, and of those that reach it
             needs_above = sorted({questions[number].counts_above for number in waiting})
             bounds = {above: self._bounds_at_grid(above=above) for above in needs_above}
-            # Each round settles a question, or learns something: so one of these numbers changes.
+            # Each round settles a question or narrows a bound, so one of these numbers changes.
             progress = (len(waiting), len(self.grid.scores), *(int(each.open.sum()) for each in bounds.values()))
             if progress == previous or not len(self.grid.scores):
                 raise _standstill()
@@ -104,20 +104,21 @@ class ThresholdSearch:
         return answers
 
     def _bounds_at_grid(self, *, above: bool) -> NegativeBounds:
-        """Return bounds of the negatives that reach each score of the grid, or that lie above it."""
+        """Return bounds of the negatives that reach each score of the grid, or that are above it."""
         scores = np.nextafter(self.grid.scores, np.inf) if above else self.grid.scores
         fewest, most = self.negatives.bounds(scores)
         return NegativeBounds(scores, fewest, most, self.negatives.total)
 
     def _accepted_at(self, position: int | None) -> Accepted | None:
-        """Return a score of the grid with its counts; None for none."""
+        """Return a score of the grid with its counts; None for no position."""
         return None if position is None else self.accepted(float(self.grid.scores[position]))
 
     def _likely(self, question: Question, at_grid: NegativeBounds, findings: Findings) -> Findings:
-        """Return where the answer of a question lies if a sample is right, and one score whose count then proves it.
+        """Return where the answer of a question is if a sample is right, and one score whose count then proves it.
 
-        Without a count below the cut-off of the collected pairs, the answer may lie anywhere below. A pass that counts at
-        all of these scores takes several times as long as one that counts at high scores, which few negatives reach.
+        Without a count below the cut-off of the collected pairs, the answer may be anywhere below it. A pass that
+        counts at all of these scores takes several times as long as a pass that counts at high scores, which few
+        negatives reach.
 
         Returns:
             The findings, if no sample can say so, or if it says that no lower score is open.
