@@ -1,8 +1,14 @@
 """From rows to scores and back: what rows are divided by and moved to before they are multiplied.
 
-A score in this package is the exact similarity times a power of two, `score_factor`, so that products stay in the range of
-float32; of a distance it is minus the square of the rounded distance, and of binary codes the number of bits less twice the
-distance. All scores are in [-1, 1].
+All scores lie in [-1, 1]. A score is the exact similarity of two rows in range, times a power of two, so that products stay in
+the range of float32. With r for `range_factor` and f for `score_factor`, both powers of two,
+
+    score of a dot product p = p r^2 f
+    score of a distance d = -(d r)^2 f
+    score of a Hamming distance d of codes of b bits = (b - 2 d) f
+
+and a cosine is its own score. `Scale.to_user` and `Scale.from_user` are inverse to each other, up to the rounding of the square
+of a distance.
 """
 
 from __future__ import annotations
@@ -85,7 +91,7 @@ class Scale:
 
     @property
     def range_factor(self) -> float:
-        """What all rows are multiplied by to be in the range of float64."""
+        """What all rows are multiplied by to be in the range of float64; 1 for cosines, which no factor of a row changes."""
         return math.ldexp(1.0, -self.exponent) if self.exponent else 1.0
 
     @property
@@ -139,9 +145,9 @@ class Scale:
             return (2 * similarities + self.dim) * self.score_factor
         with np.errstate(over="ignore", invalid="ignore"):
             if self.kind == exact.EUCLIDEAN:
-                distance = similarities * self.range_factor
-                scores = -distance * distance * self.score_factor
-                return np.where(similarities <= 0, scores, np.inf)  # a distance is never negative
+                minus_distances = similarities * self.range_factor
+                scores = -minus_distances * minus_distances * self.score_factor
+                return np.where(similarities <= 0, scores, np.inf)  # no distance is negative
             return similarities * self.score_factor * self.range_factor * self.range_factor
 
 

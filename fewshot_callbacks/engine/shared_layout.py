@@ -8,16 +8,17 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.vectors import Vectors
 
-# Sizes that decide about collective calls, and therefore have to be the same in all processes. Numbers of batches need not
-# be: `Evaluation` adds empty ones.
+# Sizes that decide which collective calls are made, or how long their arrays are. They have to be the same in all processes:
+# otherwise a process waits for ever. The other sizes are of one process: those of tiles and blocks, and numbers of batches,
+# to which `Evaluation` adds empty ones.
 SHARED_SIZES = (
     "cache_floats",
-    "cache_int8",
-    "recounts_in_int8",
-    "cache_scores",
-    "cache_entries",
-    "grid_size",
-    "buffer_pairs",
+    "cache_int8",  # the first error bound in int8 is collective
+    "recounts_in_int8",  # as many precisions are compared in all processes
+    "cache_scores",  # scores that are not cached are computed in batches, each of which is collective
+    "cache_entries",  # the same for the scores of distinct rows
+    "grid_size",  # a search refines its grid or closes counts (`pooled/search.py`), and sums arrays of the grid's length
+    "buffer_pairs",  # whether there is a cut-off, and so another pass
 )
 
 

@@ -158,12 +158,14 @@ class _Blocks:
     """
 
     def __init__(self) -> None:
-        self._free: list[mmap] = []  # several threads may append to a list and pop from it at a time
+        # Blocks that no tensor uses. Several threads may append to a list, and pop from it, at the same time.
+        self._free: list[mmap] = []
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor of a shape with at least one element."""
+        """Return an uninitialized tensor of a shape with at least one element. It has its block for itself while it lives."""
         size = math.prod(shape) * dtype.itemsize
         block = self._take(size)
+        # The tensor, and each view of it, keeps this array alive.
         values = np.frombuffer(block, np.uint8, size)
         weakref.finalize(values, self._free.append, block).atexit = False
         return torch.from_numpy(values).view(dtype).view(shape)
@@ -303,7 +305,8 @@ def read_ahead(slices: Iterable[slice], read: Callable[[slice], T]) -> Iterator[
         while current is not None:
             following = next(readings, None)
             yield current.rows, current.values.result()
-            # From here on nothing refers to the values, before the reading after the next one begins.
+            # This generator refers to the values no more before it starts the reading after the next one. A caller that drops
+            # them at its next step therefore has at most three slices in memory.
             current = following
 
 

@@ -89,16 +89,19 @@ class PooledAreas:
             return math.nan
         # twice the number of pairs in the wrong order; a tie is half a pair
         wrong = 0
+        # All negatives lie below the relevant pairs of the other cells.
         for group in self._groups_below(self._first_free_cell()):
             just_above = np.nextafter(group.scores, np.inf)
             fewest, most = self._negatives.bounds(group.scores)
-            # One pass: to count at a score is to count just above it, too.
+            # One pass for all: a pass that counts at a score also counts just above it. The other two calls then find their
+            # counts known, and take no pass.
             self._negatives.close(np.unique(np.where(fewest < most, group.scores, just_above)))
             self._negatives.close(group.scores)
             self._negatives.close(just_above)
-            reaching, _ = self._negatives.bounds(group.scores)
-            above, _ = self._negatives.bounds(just_above)
-            wrong += _exact_sum_of_products(group.pairs, reaching + above)
+            negatives_reaching, _ = self._negatives.bounds(group.scores)
+            negatives_above, _ = self._negatives.bounds(just_above)
+            # A negative above counts twice. A tied one counts once: it reaches the score, but does not lie above it.
+            wrong += _exact_sum_of_products(group.pairs, negatives_reaching + negatives_above)
         return (total - wrong) / total
 
     def expected_passes(self) -> int:
@@ -110,7 +113,9 @@ class PooledAreas:
     def _first_free_cell(self) -> int:
         """Return the lowest cell of the grid whose lower end no negative reaches; the number of cells if there is none."""
         _, most = self._negatives.bounds(self._grid.scores)
-        return int(np.searchsorted(-np.append(self._negatives.total, most), 0))
+        # All negatives reach the lower end of cell 0. The numbers fall from cell to cell, so their negatives ascend.
+        most_at_lower_ends = np.append(self._negatives.total, most)
+        return int(np.searchsorted(-most_at_lower_ends, 0))
 
     def _groups_below(self, cell: int) -> Iterator[_RelevantGroup]:
         """Yield all relevant scores in the cells below one, in groups whose relevant pairs fit the budget.
