@@ -21,7 +21,9 @@ from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, Share
+from fewshot_callbacks.functional.retrieval._tied_groups import depends_on_ties
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions, decide
+from fewshot_callbacks.functional.retrieval.graded_ndcg import Gain, gains_of, graded_ndcg
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -31,10 +33,6 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
-    Gain,
-    depends_on_ties,
-    gains_of,
-    graded_ndcg,
     only_queries,
     recall_at_k,
     with_absent,
