@@ -41,7 +41,8 @@ from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._notes import ReportFields
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
-from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share
 from fewshot_callbacks.functional.knn import NeighbourSearch, Votes
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes

@@ -32,7 +32,8 @@ from fewshot_callbacks.functional._ridge import (
     fit_ridge,
     summed,
 )
-from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several

@@ -17,7 +17,8 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import default_mode
-from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share
 from fewshot_callbacks.functional.neighbours import search
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
