@@ -15,6 +15,7 @@ from fewshot_callbacks.functional._reading import number_distinct
 
 # Terms of a sum over the places of a tied group that are computed at a time.
 TERMS_AT_ONCE = 1024
+
 # From here on the expansion of harmonic numbers has all digits of float64.
 NEAR = 40
 

@@ -14,6 +14,7 @@ from fewshot_callbacks.settings import Ties
 
 # Below this grade 2^grade - 1 is grade * log(2), to the last digit of float64.
 TINY_GRADE = 1e-17
+
 Gain = Literal["exponential", "linear"]
 """Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""
 
