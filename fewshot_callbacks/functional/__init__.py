@@ -19,9 +19,10 @@ from fewshot_callbacks.functional.episodes import (
     split_episodes,
     summarize_accuracies,
 )
-from fewshot_callbacks.functional.health import EmbeddingHealth, Moments, embedding_health
+from fewshot_callbacks.functional.health import EmbeddingHealth, embedding_health
 from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.linear_probe import PROBE_METRICS, ProbeReport, linear_probe
+from fewshot_callbacks.functional.moments import Moments
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
