@@ -24,12 +24,7 @@ from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.duplicates import first_duplicates
 from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance
 from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.functional._repeated import (
-    Copies,
-    HashedRows,
-    count_equal_candidates,
-    hashes_of,
-)
+from fewshot_callbacks.functional._repeated import Copies, HashedRows, count_equal_candidates, hashes_of
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
 
