@@ -12,6 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.relevance import PairRelevance
+from fewshot_callbacks.functional.means import exact_mean
 from fewshot_callbacks.functional.retrieval._tied_groups import depends_on_ties
 from fewshot_callbacks.functional.retrieval.graded_ndcg import Gain, gains_of, graded_ndcg
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
@@ -25,7 +26,6 @@ from fewshot_callbacks.functional.retrieval.registry import is_users, requested_
 from fewshot_callbacks.functional.retrieval.relevance import Absent
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, request_of
 from fewshot_callbacks.functional.retrieval.users_metrics import call_on_ranks
-from fewshot_callbacks.functional.statistics import exact_mean
 from fewshot_callbacks.settings import RequestedMetric, Ties
 
 # The public function, for messages.

@@ -18,6 +18,7 @@ from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, Share
+from fewshot_callbacks.functional.means import exact_mean, macro_mean
 from fewshot_callbacks.functional.retrieval._per_query import CALL, GAINS, PerQuery
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions, decide
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
@@ -48,13 +49,7 @@ from fewshot_callbacks.functional.retrieval.users_metrics import (
     notes_on_nan,
     without_function,
 )
-from fewshot_callbacks.functional.statistics import (
-    Interval,
-    clustered_mean_interval,
-    exact_mean,
-    macro_mean,
-    macro_mean_interval,
-)
+from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, macro_mean_interval
 from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, takes
 from fewshot_callbacks.storage.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted, none_has, verb, with_article
