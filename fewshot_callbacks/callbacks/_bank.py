@@ -10,7 +10,7 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._bank_items import BankItems
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._embedder import Embedder
-from fewshot_callbacks.callbacks.embeddings import Entry
+from fewshot_callbacks.callbacks.embedding_source import Entry
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.trainer.lightning import Trainer

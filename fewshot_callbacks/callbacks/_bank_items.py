@@ -12,11 +12,12 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from fewshot_callbacks.callbacks._batch_entries import read_names
 from fewshot_callbacks.callbacks._capture import hooks_ignored
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
 from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks._evaluation import portable
-from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, read_names
+from fewshot_callbacks.callbacks.embedding_source import EmbeddingSource, Entry
 from fewshot_callbacks.distributed.torch_distributed import gather_objects
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, join, on_cpu, read_labels

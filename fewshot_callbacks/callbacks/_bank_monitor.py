@@ -11,7 +11,7 @@ from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import Side
-from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
+from fewshot_callbacks.callbacks.embedding_source import EmbeddingSource, Entry, Source
 from fewshot_callbacks.functional._labels import no_labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.metrics.embedding_store import Shard

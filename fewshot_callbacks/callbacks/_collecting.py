@@ -45,7 +45,7 @@ from fewshot_callbacks.callbacks._sides import (
     sets_of,
 )
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
-from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, Entry, Source
+from fewshot_callbacks.callbacks.embedding_source import EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import as_labels

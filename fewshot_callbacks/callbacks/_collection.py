@@ -20,12 +20,14 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._bank import Bank
 from fewshot_callbacks.callbacks._bank_items import BankItems
+from fewshot_callbacks.callbacks._batch_entries import read_flag, read_names
 from fewshot_callbacks.callbacks._embedder import Embedder
+from fewshot_callbacks.callbacks._embedding_reader import EmbeddingReader
 from fewshot_callbacks.callbacks._evaluation import step_of
 from fewshot_callbacks.callbacks._label_reader import LabelReader
 from fewshot_callbacks.callbacks._side_items import SideItems
 from fewshot_callbacks.callbacks._sides import FLAG, Column, LabelledEmbeddings, Side, directions_of, read_two_encoders
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, Entry, read_flag, read_names
+from fewshot_callbacks.callbacks.embedding_source import EmbeddingSource, Entry
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, no_labels

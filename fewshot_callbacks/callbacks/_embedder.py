@@ -8,17 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewshot_callbacks.callbacks._batch_entries import LABEL_NAMES
 from fewshot_callbacks.callbacks._capture import hooks_ignored
 from fewshot_callbacks.callbacks._conduct import UsageError, describe
-from fewshot_callbacks.callbacks.embeddings import (
-    LABEL_NAMES,
-    Code,
-    Embed,
-    EmbeddingReader,
-    EmbeddingSource,
-    check_submodule,
-    follow,
-)
+from fewshot_callbacks.callbacks._embedding_reader import EmbeddingReader, check_submodule
+from fewshot_callbacks.callbacks.embedding_source import Code, Embed, EmbeddingSource, follow
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer

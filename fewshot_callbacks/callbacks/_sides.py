@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fewshot_callbacks.callbacks._batch_entries import are_zeros_and_ones, read_entry
 from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._embedding_reader import EmbeddingReader
 from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders, loader_index, no_such_loader, suffixes
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, Entry, are_zeros_and_ones, read_entry
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, Entry
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.trainer.lightning import Trainer

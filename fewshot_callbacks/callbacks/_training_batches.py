@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._embedder import Embedder
+from fewshot_callbacks.callbacks._embedding_reader import TRAINING_STEP, EmbeddingReader
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._watched_keys import Better
-from fewshot_callbacks.callbacks.embeddings import TRAINING_STEP, EmbeddingReader, EmbeddingSource, Source
+from fewshot_callbacks.callbacks.embedding_source import EmbeddingSource, Source
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.settings import NoFile

@@ -12,7 +12,7 @@ from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, on_cpu

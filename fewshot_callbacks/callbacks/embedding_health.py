@@ -12,7 +12,7 @@ from fewshot_callbacks.callbacks._movement import MOVEMENTS, MovementOfSet, has_
 from fewshot_callbacks.callbacks._sides import MeasuredSet
 from fewshot_callbacks.callbacks._training_batches import BatchMonitor
 from fewshot_callbacks.callbacks._watched_keys import Better
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import EmbeddingHealth, Moments, Share, embedding_health

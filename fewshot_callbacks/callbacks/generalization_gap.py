@@ -14,7 +14,7 @@ from fewshot_callbacks.callbacks._conduct import Schedule, UsageError, check_at_
 from fewshot_callbacks.callbacks._evaluation import loader_index, no_such_loader
 from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks._watched_keys import Better
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Source, hints_of_source
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Source, hints_of_source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import named

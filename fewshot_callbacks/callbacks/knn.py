@@ -9,7 +9,7 @@ from fewshot_callbacks.callbacks._bank_items import BankData, BankWord
 from fewshot_callbacks.callbacks._bank_monitor import BankMonitor
 from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._reading import named
 from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy

@@ -15,7 +15,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
 from fewshot_callbacks.callbacks._sides import MeasuredSet
 from fewshot_callbacks.callbacks._viewers import ItemSet, Label, whole_set
 from fewshot_callbacks.callbacks._watched_keys import Better
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import no_labels

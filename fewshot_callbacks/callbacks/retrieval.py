@@ -13,7 +13,7 @@ from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
 from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
-from fewshot_callbacks.callbacks.embeddings import (
+from fewshot_callbacks.callbacks.embedding_source import (
     STEP_KEYS,
     EmbeddingSource,
     Entry,

@@ -12,8 +12,8 @@ from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional.means import class_means
 from fewshot_callbacks.functional.retrieval import RetrievalReport
-from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.plots.scores import (
     ClassScore,
     Confusion,

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from fewshot_callbacks.callbacks._capture import hooks_ignored
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError, check_at_least
 from fewshot_callbacks.callbacks._embedder import Embedder
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, EmbeddingSource, Source
+from fewshot_callbacks.callbacks._embedding_reader import EmbeddingReader
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Source
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, upload
 from fewshot_callbacks.files.outputs import free_path

@@ -13,7 +13,7 @@ from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._embedder import LARGEST_DIFFERENCE
 from fewshot_callbacks.callbacks._evaluation import Loaders, ends_of_loaders
 from fewshot_callbacks.callbacks._sides import Column, MeasuredSet, Side
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, Entry, Source
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import (

@@ -24,8 +24,9 @@ from fewshot_callbacks.files.addresses import (
     is_folder,
     join_location,
 )
-from fewshot_callbacks.functional.dynamics import DynamicsComparison, compare_dynamics, without_nan
-from fewshot_callbacks.functional.episodes import EpisodeAccuracy
+from fewshot_callbacks.functional.dynamics import without_nan
+from fewshot_callbacks.functional.dynamics_comparison import DynamicsComparison, compare_dynamics
+from fewshot_callbacks.functional.episode_accuracy import EpisodeAccuracy
 from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.system.terminal import as_text

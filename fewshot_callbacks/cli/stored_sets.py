@@ -18,7 +18,7 @@ from fewshot_callbacks.cli.options import COLUMNS, Columns
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.remote_cache import local_copy
-from fewshot_callbacks.functional.items import with_stored_arrays
+from fewshot_callbacks.functional.item_reader import with_stored_arrays
 from fewshot_callbacks.storage import RowSubset, Shards
 from fewshot_callbacks.storage.columns import as_booleans
 from fewshot_callbacks.storage.formats import array_names

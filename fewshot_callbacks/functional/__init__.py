@@ -3,25 +3,14 @@
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, ClassScatter, discriminant_ratio
-from fewshot_callbacks.functional.dynamics import (
-    DynamicsComparison,
-    DynamicsHistory,
-    MeasureComparison,
-    StepDynamics,
-    compare_dynamics,
-    training_dynamics,
-)
-from fewshot_callbacks.functional.episodes import (
-    EpisodeAccuracy,
-    EpisodeList,
-    sample_episodes,
-    split_episode,
-    split_episodes,
-    summarize_accuracies,
-)
-from fewshot_callbacks.functional.health import EmbeddingHealth, Moments, embedding_health
+from fewshot_callbacks.functional.dynamics import DynamicsHistory, StepDynamics, training_dynamics
+from fewshot_callbacks.functional.dynamics_comparison import DynamicsComparison, MeasureComparison, compare_dynamics
+from fewshot_callbacks.functional.episode_accuracy import EpisodeAccuracy, summarize_accuracies
+from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes, split_episode, split_episodes
+from fewshot_callbacks.functional.health import EmbeddingHealth, embedding_health
 from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.linear_probe import PROBE_METRICS, ProbeReport, linear_probe
+from fewshot_callbacks.functional.moments import Moments
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import Logger
 from typing import Any, NamedTuple
+
+from jaxtyping import Int
+from torch import Tensor
 
 from fewshot_callbacks.functional._repeated import is_on_copies
 
@@ -61,3 +64,33 @@ def without_digits(text: str) -> str:
     letters = "".join(character for character in text if not character.isdigit())
     verbless = re.sub(r"\b(is|are|has|have)\b", "", letters)
     return re.sub(r"[iesy]+\b", "", verbless)
+
+
+# Classes are uneven if the largest one has at least this many times the items that it would have of even classes.
+UNEVEN = 1.5
+
+
+def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor, "items"]) -> list[str]:
+    """Return a note if classes are uneven, and an accuracy is not above the share of the largest class.
+
+    Always naming that class reaches its share. Of even classes the share is that of chance, which a low accuracy shows by
+    itself.
+
+    Args:
+        accuracies: Metric -> share of the items whose class was named.
+        classes: The class of each item; of one class alone there is no note.
+    """
+    counts = classes.unique(return_counts=True)[1]
+    if len(counts) < 2:
+        return []
+    share = int(counts.max()) / len(classes)
+    if share < UNEVEN / len(counts):
+        return []
+    low = [f"{key} ({value:.3f})" for key, value in accuracies.items() if value <= share]
+    if not low:
+        return []
+    verb = "is" if len(low) == 1 else "are"
+    return [
+        f"{', '.join(low)} {verb} not above {share:.3f}, the share of the largest class of the queries: to name that class "
+        "always would do as well. Read the mean of the classes, from report.per_query."
+    ]

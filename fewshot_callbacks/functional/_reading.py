@@ -1,4 +1,4 @@
-"""Checks and converts single arrays and numbers of a call. `items.read_items` reads the sets of a call."""
+"""Checks and converts single arrays and numbers of a call. `item_reader.read_items` reads the sets of a call."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
             f"{call}: {name} is {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a NumPy "
             "array, or a list of rows of the same length."
         ) from error
+
+
+def as_list(ids: Any) -> list[Any]:
+    """Return ids as Python's strings and integers, which are equal if they are written alike."""
+    values: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return [name.item() if hasattr(name, "item") and np.ndim(name) == 0 else name for name in values]
 
 
 def _computable_values(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a training step moves the embeddings of an episode: the measures of the distance-ratio paper, and their comparison."""
+"""How a training step moves the embeddings of an episode: the measures of the distance-ratio paper, and their history."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import math
 import secrets
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -20,13 +20,7 @@ from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._reading import as_tensor, refuse_unknown
 from fewshot_callbacks.functional.episodes import split_episodes
-from fewshot_callbacks.system.extras import required_extra
-from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 Centering = Literal["points", "coordinates"]
 """What is subtracted from each embedding before alpha and phi are taken: `"points"`: the average embedding, as the text
@@ -267,11 +261,6 @@ def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "c
     return order[is_used].sort().values, size, ways
 
 
-# The four measures that the paper compares, and where a step counts as good.
-RATIOS: dict[str, Literal["above 1", "below 1"] | None]
-RATIOS = {"norm_ratio": None, "con_alpha": "below 1", "div_alpha": "above 1", "con_div": "below 1"}
-
-
 FILE_FORMAT = 1
 # Fields of a step that a file holds; the others follow from them.
 MEASURED = ("alpha", "norm_ratio", "psi_con", "psi_div")
@@ -391,208 +380,6 @@ class DynamicsHistory:
             return cls.from_dict(state if isinstance(state, dict) else {})
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path_text(path)}: {error}") from error
-
-
-# The paper prints p-values below this in bold.
-SIGNIFICANT = 0.01
-
-# Fewer measured steps than these show next to nothing.
-FEW = 20
-
-TITLES = {"norm_ratio": "norm ratio", "con_alpha": "con-alpha", "div_alpha": "div-alpha", "con_div": "con-div"}
-
-
-@equal_with_nan
-@dataclass(frozen=True)
-class MeasureComparison:
-    """One measure of the steps of two runs.
-
-    Attributes:
-        geometric_means: Geometric mean of the values of each run; NaN for a run without a value.
-        good_shares: Share of good steps of each run, in [0, 1]: con-alpha < 1, div-alpha > 1, con-div < 1; None for
-            phi, whose values are neither good nor bad.
-        steps: Number of measured steps of each run where the measure is defined.
-        mann_whitney_p: P-value of a two-sided Mann-Whitney U test of the values; NaN where a run has no value.
-        fisher_p: P-value of a two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
-    """
-
-    geometric_means: tuple[float, float]
-    good_shares: tuple[float, float] | None
-    steps: tuple[int, int]
-    mann_whitney_p: float
-    fisher_p: float | None
-
-
-@dataclass(frozen=True)
-class DynamicsComparison:
-    """The result of `compare_dynamics`: how the steps of two runs differ; `print` shows the paper's table.
-
-    Attributes:
-        names: Names of the runs.
-        measures: The comparison of each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
-
-    Examples:
-        >>> from fewshot_callbacks.functional.dynamics import StepDynamics
-        >>> steps = tuple(StepDynamics(1.0, 0.9 + i / 100, 0.9, 1.1) for i in range(9))
-        >>> history = DynamicsHistory(tuple(range(9)), steps)
-        >>> compare_dynamics(history, history, names=("first", "second")).measures["con_div"].steps
-        (9, 9)
-    """
-
-    names: tuple[str, str]
-    measures: dict[str, MeasureComparison]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; NaN becomes None."""
-        stored: dict[str, Any] = without_nan(asdict(self))
-        return stored
-
-    def table(self) -> Table:
-        """Return a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
-        with required_extra("cli", "DynamicsComparison.table"):
-            from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
-            from rich.table import Table  # noqa: PLC0415
-
-        steps = [next(iter(self.measures.values())).steps[run] for run in (0, 1)]
-        advice = ""
-        if min(steps) < FEW:
-            advice = ". These are few steps for a comparison: measure more often (every_n_steps)"
-        table = Table(
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            caption=(
-                f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
-                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}" + advice
-            ),
-        )
-        table.add_column("", no_wrap=True)
-        for name in self.names:
-            table.add_column(as_text(name).append("\nmean"), justify="right", no_wrap=True)
-            table.add_column("\ngood", justify="right", no_wrap=True)
-        table.add_column("Mann-\nWhitney p", justify="right", no_wrap=True)
-        table.add_column("Fisher's\nexact p", justify="right", no_wrap=True)
-        for name, measure in self.measures.items():
-            shares = ["", ""]
-            if measure.good_shares is not None:
-                shares = [f"{share:.5f}" for share in measure.good_shares]
-            cells = []
-            for mean, share in zip(measure.geometric_means, shares, strict=True):
-                cells += [f"{mean:.5f}", share]
-            table.add_row(TITLES[name], *cells, p_value(measure.mann_whitney_p), p_value(measure.fisher_p))
-        return table
-
-    def __str__(self) -> str:
-        with required_extra("cli", "print(compare_dynamics(...))"):
-            from rich.console import Console  # noqa: PLC0415 - only for those who print
-
-        console = Console(width=80, no_color=True, force_terminal=False, color_system=None)
-        with console.capture() as capture:
-            console.print(self.table())
-        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
-
-
-def compare_dynamics(
-    run_a: DynamicsHistory | str | Path, run_b: DynamicsHistory | str | Path, *, names: tuple[str, str] = ("A", "B")
-) -> DynamicsComparison:
-    """Return a comparison of two runs by the measures of their steps, with the tests of the paper.
-
-    Args:
-        run_a: The history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote, or its
-            address.
-        run_b: The history of the other run, in either form.
-        names: Names of both runs, for the table.
-
-    Returns:
-        Geometric means, shares of good steps and p-values of each measure. The tests take the steps of a run as
-        independent draws, as the paper does. Neighbouring steps are not quite independent, and a run with one seed does
-        not show how much another seed would differ.
-
-    Raises:
-        ValueError: If a run has no measured step, or the two runs were centred differently.
-        FileNotFoundError: If a file does not exist.
-
-    References:
-        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", tables 3 to 10.
-        Mann, Whitney, "On a test of whether one of two random variables is stochastically larger than the other", 1947.
-
-    Examples:
-        >>> from fewshot_callbacks.functional.dynamics import StepDynamics
-        >>> scaled = DynamicsHistory(tuple(range(9)), tuple(StepDynamics(1.1, 0.5 + i / 100, 1.0, 1.1) for i in range(9)))
-        >>> moved = DynamicsHistory(tuple(range(9)), tuple(StepDynamics(1.0, 0.9 + i / 100, 0.9, 1.1) for i in range(9)))
-        >>> comparison = compare_dynamics(scaled, moved, names=("softmax", "DR"))
-        >>> comparison.measures["div_alpha"].good_shares, comparison.measures["norm_ratio"].mann_whitney_p < 0.01
-        ((0.0, 1.0), True)
-    """
-    first = run_a if isinstance(run_a, DynamicsHistory) else DynamicsHistory.load(run_a)
-    second = run_b if isinstance(run_b, DynamicsHistory) else DynamicsHistory.load(run_b)
-    for name, run in zip(names, (first, second), strict=True):
-        if len(run) == 0:
-            raise InputError(
-                f"compare_dynamics: run {name!r} has no measured step. Attach TrainingDynamicsMonitor, and let "
-                "every_n_steps be smaller than the number of optimiser steps."
-            )
-    if first.centering != second.centering:
-        raise InputError(
-            f"compare_dynamics: run {names[0]!r} was centred by {first.centering!r} and run {names[1]!r} by "
-            f"{second.centering!r}, so their values cannot be compared. Measure both with the same centering."
-        )
-    return DynamicsComparison(names, {name: _compared(first, second, name) for name in RATIOS})
-
-
-def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> MeasureComparison:
-    """Return the comparison of one measure."""
-    from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison needs
-
-    runs = [run.values(name) for run in (first, second)]
-    a, b = (values[values.isfinite()] for values in runs)
-    has_values = len(a) > 0 and len(b) > 0
-    mann_whitney = math.nan
-    if has_values:
-        mann_whitney = float(mannwhitneyu(a.numpy(), b.numpy(), alternative="two-sided").pvalue)
-    shares = None
-    fisher = None
-    if RATIOS[name] is not None:
-        good_a = _good_steps(a, name)
-        good_b = _good_steps(b, name)
-        shares = (_share(good_a, len(a)), _share(good_b, len(b)))
-        table = [[good_a, len(a) - good_a], [good_b, len(b) - good_b]]
-        fisher = float(fisher_exact(table).pvalue) if has_values else math.nan
-    return MeasureComparison(
-        geometric_means=(float(a.log().mean().exp()), float(b.log().mean().exp())),
-        good_shares=shares,
-        steps=(len(a), len(b)),
-        mann_whitney_p=mann_whitney,
-        fisher_p=fisher,
-    )
-
-
-def _good_steps(values: Float[Tensor, "steps"], name: str) -> int:
-    """Return how many values of a measure are good."""
-    return int((values < 1).sum() if RATIOS[name] == "below 1" else (values > 1).sum())
-
-
-def _share(count: int, total: int) -> float:
-    """Return a share; NaN of nothing."""
-    return count / total if total else math.nan
-
-
-def p_value(p: float | None) -> str:
-    """Return a p-value as the paper prints it: five decimals, or the power of ten above it; a star if it is significant.
-
-    Examples:
-        >>> p_value(0.61722), p_value(0.00244), p_value(3.2e-11), p_value(None), p_value(0.0)
-        ('0.61722', '[bold]0.00244*[/]', '[bold]<1e-10*[/]', '', '[bold]<1e-300*[/]')
-    """
-    if p is None:
-        return ""
-    if math.isnan(p):
-        return "nan"
-    if p >= 1e-4:
-        text = f"{p:.5f}"
-    else:
-        exponent = -300 if p == 0 else math.ceil(math.log10(p))
-        text = f"<1e{exponent}"
-    return f"[bold]{text}*[/]" if p < SIGNIFICANT else text
 
 
 def without_nan(value: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._notes import ReportFields
+from fewshot_callbacks.functional._notes import ReportFields, notes_on_largest_class
 from fewshot_callbacks.functional._probe_inputs import CALL, read_targets
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._repeated import hashes_of
@@ -32,17 +32,13 @@ from fewshot_callbacks.functional._ridge import (
     fit_ridge,
     summed,
 )
-from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share
+from fewshot_callbacks.functional.means import exact_mean
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
-from fewshot_callbacks.functional.statistics import (
-    Interval,
-    clustered_mean_interval,
-    exact_mean,
-    normal_quantile,
-    notes_on_largest_class,
-)
+from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, normal_quantile
 from fewshot_callbacks.settings import Metric
 from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
 from fewshot_callbacks.system.words import counted, none_has, verb

@@ -26,7 +26,8 @@ from fewshot_callbacks.functional._reading import (
     tensor_code,
 )
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
-from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Rules, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Rules, Share
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import LARGEST_RANK, Similarity
 from fewshot_callbacks.system.words import counted, none_has

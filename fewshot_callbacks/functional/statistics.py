@@ -1,4 +1,4 @@
-"""Means, rounded once, and confidence intervals of means of metrics and of their differences, with the stated coverage.
+"""Confidence intervals of means of metrics and of their differences, with the stated coverage.
 
 A metric lies between 0 and 1, and near 1 its values are skewed: most classes are perfect, a few are not. An interval of
 mean ± 1.96 standard errors then contains the true value too rarely, and has no width at all where every class is
@@ -28,7 +28,7 @@ of 40 classes in 81 to 88 % (`--long-tailed`); those of the mean over classes do
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -42,81 +42,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._reading import as_tensor
-
-
-def exact_mean(values: Float[Tensor, "n"]) -> float:
-    """Return the mean of values, rounded once, so that their order does not matter; NaN for no values.
-
-    Examples:
-        >>> import torch
-        >>> exact_mean(torch.tensor([1e16, 1.0, -1e16, 1.0], dtype=torch.float64))
-        0.5
-    """
-    return math.fsum(values.tolist()) / len(values) if len(values) else math.nan
-
-
-def class_means(
-    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
-) -> tuple[Int[Tensor, "classes"], Float[Tensor, "classes"], Int[Tensor, "classes"]]:
-    """Return the mean over the queries of each class, rounded once, so that their order does not matter.
-
-    Args:
-        values: One value for each query; NaN where the query has none, because nothing is relevant to it.
-        labels: The class of each query, any integers.
-
-    Returns:
-        Labels in ascending order, the mean of each (float64), and its number of queries. Queries without a value are left
-        out, and so is a class without a query that has one. All three are empty if no query has a value.
-
-    Examples:
-        >>> import torch
-        >>> values = torch.tensor([1.0, 0.0, 0.5, torch.nan, torch.nan])
-        >>> class_means(values, torch.tensor([7, 7, 3, 3, 9]))
-        (tensor([3, 7]), tensor([0.5000, 0.5000], dtype=torch.float64), tensor([1, 2]))
-    """
-    has_value = ~values.isnan()
-    labels = labels[has_value]
-    order = _by_label(labels)
-    present, counts = labels[order].unique_consecutive(return_counts=True)
-    ordered: list[float] = values[has_value][order].double().tolist()
-    means = []
-    start = 0
-    for count in counts.tolist():
-        means.append(math.fsum(ordered[start : start + count]) / count)
-        start += count
-    return present, torch.tensor(means, dtype=torch.float64, device=values.device), counts
-
-
-def _by_label(labels: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """Return the positions that sort some labels, equal ones in their order.
-
-    NumPy sorts integers of 16 bits by counting: 158,652 labels in a tenth of the time.
-    """
-    if labels.device.type != "cpu" or not len(labels):
-        return labels.argsort(stable=True)
-    lowest, highest = labels.aminmax()
-    if int(highest) - int(lowest) < 2**16:
-        short = (labels - lowest).numpy().astype(np.uint16)
-        return torch.from_numpy(short.argsort(kind="stable"))
-    return labels.argsort(stable=True)
-
-
-def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> float:
-    """Return the mean over classes of the means over their queries; NaN if no query has a value.
-
-    The order of the queries and the names of the classes do not change its bits.
-
-    Args:
-        values: One value for each query; NaN where it has none.
-        labels: The class of each query, any integers.
-
-    Examples:
-        >>> import torch
-        >>> macro_mean(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([5, 5, 5, 8]))
-        0.5
-    """
-    return exact_mean(class_means(values, labels)[1])
-
+from fewshot_callbacks.functional.means import class_means, exact_mean
 
 # Two means of metrics that differ by less are equal: rounding is 1e-16 of them, one query of a million moves them by 1e-6.
 SAME = 1e-12
@@ -652,33 +578,3 @@ def _hall(quantile: float, skewness: float) -> float:
     if abs(skewness) < 1e-6:  # there is nothing to correct, and the formula would lose all digits
         return quantile
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
-
-
-# Classes are uneven if the largest one has at least this many times the items that it would have of even classes.
-UNEVEN = 1.5
-
-
-def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor, "items"]) -> list[str]:
-    """Return a note if classes are uneven, and an accuracy is not above the share of the largest class.
-
-    Always naming that class reaches its share. Of even classes the share is that of chance, which a low accuracy shows by
-    itself.
-
-    Args:
-        accuracies: Metric -> share of the items whose class was named.
-        classes: The class of each item; of one class alone there is no note.
-    """
-    counts = classes.unique(return_counts=True)[1]
-    if len(counts) < 2:
-        return []
-    share = int(counts.max()) / len(classes)
-    if share < UNEVEN / len(counts):
-        return []
-    low = [f"{key} ({value:.3f})" for key, value in accuracies.items() if value <= share]
-    if not low:
-        return []
-    verb = "is" if len(low) == 1 else "are"
-    return [
-        f"{', '.join(low)} {verb} not above {share:.3f}, the share of the largest class of the queries: to name that class "
-        "always would do as well. Read the mean of the classes, from report.per_query."
-    ]

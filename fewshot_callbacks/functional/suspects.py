@@ -12,7 +12,8 @@ from torch import Tensor
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
-from fewshot_callbacks.functional.items import EVERYTHING, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.neighbours import positive_whole, search_of_all
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import Similarity

@@ -17,9 +17,9 @@ from torch import Tensor
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.functional._notes import NotesOnce
+from fewshot_callbacks.functional.means import class_means, macro_mean
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
 from fewshot_callbacks.functional.retrieval.report import WITHOUT_MATCH
-from fewshot_callbacks.functional.statistics import class_means, macro_mean
 
 _CALL = "ExactAccuracyCalculator"
 # Metric of theirs -> metric of this package without k, and with k.

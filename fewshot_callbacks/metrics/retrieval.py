@@ -26,7 +26,7 @@ from fewshot_callbacks.functional.retrieval import (
     requested_metric,
 )
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
-from fewshot_callbacks.functional.retrieval.relevance import check_choices, read_judgements
+from fewshot_callbacks.functional.retrieval.judgements import check_choices, read_judgements
 from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of, without_classes
 from fewshot_callbacks.metrics._label_states import (
     add_label_states,

@@ -14,13 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._reading import as_tensor, check_embeddings, default_mode, tensor_code
-from fewshot_callbacks.functional.episodes import (
-    EpisodeAccuracy,
-    EpisodeList,
-    EpisodeProtocol,
-    split_episodes,
-    summarize_accuracies,
-)
+from fewshot_callbacks.functional.episode_accuracy import EpisodeAccuracy, summarize_accuracies
+from fewshot_callbacks.functional.episodes import EpisodeList, EpisodeProtocol, split_episodes
 from fewshot_callbacks.protonet.heads import Representation, class_logits
 from fewshot_callbacks.system.words import counted, verb, with_article
 

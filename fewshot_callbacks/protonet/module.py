@@ -14,11 +14,8 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import labels_of_each
 from fewshot_callbacks.functional._reading import non_finite_rows, refuse_non_finite
-from fewshot_callbacks.functional.episodes import (
-    EpisodeAccuracy,
-    EpisodeProtocol,
-    sample_episodes,
-)
+from fewshot_callbacks.functional.episode_accuracy import EpisodeAccuracy
+from fewshot_callbacks.functional.episodes import EpisodeProtocol, sample_episodes
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
 from fewshot_callbacks.protonet.classifiers import SupportClassifier

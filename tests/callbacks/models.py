@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fewshot_callbacks.callbacks import EmbeddingSource, GeneralizationGapMonitor, RetrievalMonitor
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS
 from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.functional import RetrievalReport, discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.protonet import ProtoNet

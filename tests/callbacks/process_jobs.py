@@ -25,7 +25,7 @@ from fewshot_callbacks.callbacks import (
     ProbeMonitor,
     TrainingDynamicsMonitor,
 )
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS
 from fewshot_callbacks.data import EpisodicBatchSampler
 from tests.callbacks.fit_states import all_monitors, states_of_fit
 from tests.callbacks.models import (

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fewshot_callbacks.callbacks import EmbeddingSource, KnnMonitor, ProbeMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS
+from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS
 from fewshot_callbacks.functional import knn_accuracy
 from fewshot_callbacks.settings import UnknownSettingError
 from tests.callbacks.models import (

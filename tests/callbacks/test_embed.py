@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from fewshot_callbacks import discriminant_ratio, embedding_health
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, EmbeddingHealthMonitor, EmbeddingSource
-from fewshot_callbacks.functional.health import Moments
+from fewshot_callbacks.functional.moments import Moments
 from tests.callbacks.models import FEATURES, VALIDATION, Net, close, expected_ratios, loader, trainer, with_prefix
 from tests.messages import refused
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import EmbeddingHealthMonitor, EmbeddingSource, RetrievalMonitor, embedding_health
-from fewshot_callbacks.functional.health import Moments, names_of
+from fewshot_callbacks.functional.health import names_of
+from fewshot_callbacks.functional.moments import Moments
 from fewshot_callbacks.functional.movement import embedding_movement
 from tests.callbacks.models import TRAINING, VALIDATION, Embeds, Net, items, loader, messages_of, trainer
 from tests.messages import refused, warned

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor, KnnMonitor
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader
+from fewshot_callbacks.callbacks._embedding_reader import EmbeddingReader
 from fewshot_callbacks.functional import evaluate_retrieval
 from tests.callbacks.models import (
     DIM,

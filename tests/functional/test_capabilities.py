@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fewshot_callbacks import InputError, Shards, functional
-from fewshot_callbacks.functional.items import TAKES, Share
+from fewshot_callbacks.functional.item_reader import TAKES
+from fewshot_callbacks.functional.items import Share
 from tests.messages import refused
 from tests.reports import comparable_values
 from tests.thread_processes import in_threads

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fewshot_callbacks.functional import Moments, Share, embedding_health, health
+from fewshot_callbacks.functional import Moments, Share, _health_numbers, embedding_health, health, moments
 from tests.messages import missing_facts, refused
 from tests.thread_processes import in_threads
 
@@ -101,8 +101,9 @@ def test_each_number_is_that_of_its_definition(case: str, monkeypatch: pytest.Mo
     if case == "lattice":  # many are equally near
         points = (points * 2).round()
     if case == "in parts":
-        monkeypatch.setattr(health, "TILE", 16)
-        monkeypatch.setattr(health, "CLASSES_AT_ONCE", 2)
+        for module in (moments, _health_numbers):
+            monkeypatch.setattr(module, "TILE", 16)
+        monkeypatch.setattr(_health_numbers, "CLASSES_AT_ONCE", 2)
     if case == "a class of one":
         labels[5] = 99
     found = embedding_health(points, labels, k=5)
@@ -138,7 +139,7 @@ def test_turning_scaling_and_shuffling_change_nothing() -> None:
 
 
 def test_several_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "SAMPLE", 40)
+    monkeypatch.setattr(_health_numbers, "SAMPLE", 40)
     points, labels = items()
     expected = embedding_health(points, labels)
     some = torch.arange(len(points)) % 2  # the last has none
@@ -156,7 +157,7 @@ def test_several_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) 
 def test_a_sample_holds_the_uniformity_of_all_and_not_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     points, labels = items(600)
     exact = embedding_health(points, labels, k=None).uniformity
-    monkeypatch.setattr(health, "SAMPLE", 100)
+    monkeypatch.setattr(_health_numbers, "SAMPLE", 100)
     found = embedding_health(points, k=None)
     low, high = found.uniformity_interval
     assert low < found.uniformity < high
@@ -167,7 +168,7 @@ def test_a_sample_holds_the_uniformity_of_all_and_not_the_order(monkeypatch: pyt
     for seed in range(30):
         draw, ends = items(600, seed=seed)[0], []
         for sample in (600, 100):
-            monkeypatch.setattr(health, "SAMPLE", sample)
+            monkeypatch.setattr(_health_numbers, "SAMPLE", sample)
             ends.append(embedding_health(draw, k=None).uniformity_interval)
         held += ends[1].low <= ends[0].low <= ends[1].high
     assert held >= 26  # 95 % of 30 are 28.5; fewer than 26 have a probability of 2 %

@@ -9,7 +9,8 @@ import torch
 from fewshot_callbacks import Shards, nearest
 from fewshot_callbacks.engine.duplicates import row_hashes
 from fewshot_callbacks.functional import _repeated
-from fewshot_callbacks.functional.items import Share, first_equal_rows, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import Share, first_equal_rows
 from fewshot_callbacks.storage.stored_rows import StoredRows
 from tests.engine.parts import spread
 from tests.messages import refused

@@ -24,7 +24,8 @@ from fewshot_callbacks.functional import (
     variance_ratio,
     variance_ratio_of_set,
 )
-from fewshot_callbacks.functional.episodes import sample_episodes, split_episode, split_episodes, summarize_accuracies
+from fewshot_callbacks.functional.episode_accuracy import summarize_accuracies
+from fewshot_callbacks.functional.episodes import sample_episodes, split_episode, split_episodes
 from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss
 from tests.messages import refused
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data.samplers import EpisodicBatchSampler
-from fewshot_callbacks.functional.episodes import EpisodeAccuracy, sample_episodes
+from fewshot_callbacks.functional.episode_accuracy import EpisodeAccuracy
+from fewshot_callbacks.functional.episodes import sample_episodes
 from fewshot_callbacks.protonet import DistanceRatioHead, EpisodeProtocol, ProtoNet, SoftmaxHead, SupportClassifier
 from fewshot_callbacks.protonet.evaluation import batch_norm_of_the_batch, evaluate_episodes, query_hits
 from fewshot_callbacks.protonet.module import ExponentWatch

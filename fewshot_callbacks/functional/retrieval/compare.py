@@ -10,6 +10,7 @@ import torch
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import table
+from fewshot_callbacks.functional.means import class_means
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.statistics import (
@@ -18,7 +19,6 @@ from fewshot_callbacks.functional.statistics import (
     Difference,
     Interval,
     are_all_zero,
-    class_means,
     independent_difference_interval,
     normal_quantile,
     paired_difference_interval,

@@ -15,7 +15,8 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import as_tensor, default_mode, named
 from fewshot_callbacks.functional._table import table
-from fewshot_callbacks.functional.items import EVERYTHING, Share, with_stored_arrays
+from fewshot_callbacks.functional.item_reader import with_stored_arrays
+from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.compressed_rows import (
     LOWEST_CODE,

@@ -8,19 +8,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.evaluation import Evaluation, Matches, PooledPairs
 from fewshot_callbacks.engine.options import Progress, computing
-from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, Share
+from fewshot_callbacks.functional.means import exact_mean, macro_mean
+from fewshot_callbacks.functional.retrieval._per_query import CALL, GAINS, PerQuery
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions, decide
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
@@ -30,19 +29,8 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
 )
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
-from fewshot_callbacks.functional.retrieval.rank_metrics import (
-    Gain,
-    depends_on_ties,
-    gains_of,
-    graded_ndcg,
-    only_queries,
-    recall_at_k,
-    with_absent,
-    with_one_column,
-    without_nearest,
-)
-from fewshot_callbacks.functional.retrieval.registry import is_users, requested_metric
-from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance
+from fewshot_callbacks.functional.retrieval.registry import is_users
+from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import LEFT_OUT, RetrievalReport, TieRange, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalRequest,
@@ -57,30 +45,14 @@ from fewshot_callbacks.functional.retrieval.settings import (
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
 from fewshot_callbacks.functional.retrieval.users_metrics import (
     call_on_pairs,
-    call_on_ranks,
     check_range,
     notes_on_nan,
     without_function,
 )
-from fewshot_callbacks.functional.statistics import (
-    Interval,
-    clustered_mean_interval,
-    exact_mean,
-    macro_mean,
-    macro_mean_interval,
-)
-from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, Ties, takes
+from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, macro_mean_interval
+from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, takes
 from fewshot_callbacks.storage.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted, none_has, verb, with_article
-
-# The public function, for messages.
-_CALL = "evaluate_retrieval"
-# Metrics that depend on grades, with their gain.
-GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
-# Ranks that each thread sums at once: 8 MB.
-RANKS_AT_ONCE = 2**20
-# Metrics by which pictures and pages order the queries: each report has them for each query.
-ALWAYS = (requested_metric("mAP"), requested_metric("mrr"))
 
 
 class NothingToRetrieveError(InputError):
@@ -154,7 +126,7 @@ def evaluate_retrieval(
         checked = from_keywords(evaluate_retrieval, settings)
         if not isinstance(relevance, Relevance | None):
             raise InputError(
-                f"{_CALL}: relevance is {with_article(type(relevance).__name__)}. Pass "
+                f"{CALL}: relevance is {with_article(type(relevance).__name__)}. Pass "
                 "Relevance.from_judgements(judgements, query_ids, gallery_ids), from_label_sets or from_lists."
             )
         ids_and_groups = {
@@ -165,7 +137,7 @@ def evaluate_retrieval(
         }
         _refuse_other_settings(share, checked, relevance)
         inputs = collect_inputs(
-            _CALL,
+            CALL,
             share,
             queries,
             query_labels,
@@ -177,7 +149,7 @@ def evaluate_retrieval(
             memory=main_memory(checked),
         )
         if inputs.judgements is not None:
-            checked = without_classes(_CALL, checked)
+            checked = without_classes(CALL, checked)
         report = _evaluated(inputs, checked, progress)
         seconds = processes.largest([time.perf_counter() - started])[0]
     return replace(report, seconds=seconds)
@@ -188,20 +160,20 @@ def _refuse_other_settings(share: Share, settings: RetrievalSettings, relevance:
     arguments = {name: value for name, value in settings.arguments().items() if name != "device"}
     if share.processes.count > 1:
         arguments["relevance"] = "left out" if relevance is None else f"{relevance}, digest {relevance.digest()}"
-    share.refuse_other_settings(_CALL, arguments)
+    share.refuse_other_settings(CALL, arguments)
 
 
 def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: Progress | None) -> RetrievalReport:
     """Return the report of some inputs, without its duration; it is the same in every process. Collective."""
     processes = inputs.processes
     sample = _draw(inputs, settings)
-    device = compute_device(_CALL, "cpu" if settings.similarity == "hamming" else settings.device)
+    device = compute_device(CALL, "cpu" if settings.similarity == "hamming" else settings.device)
     budget = _budget(settings, device)
     with computing() as threads:
         sets = sample.as_one_set()
         vectors = sets.vectors(threads)
         relevance, grades, absent = sets.relevance()
-        per_query = _PerQuery(
+        per_query = PerQuery(
             relevance, grades, absent, len(sets.gallery.labels), settings, _copies_of_queries(sample, settings)
         )
         request = request_of(settings)
@@ -242,7 +214,7 @@ def _budget(settings: RetrievalSettings, device: torch.device) -> float:
     """Return the memory budget in bytes; by default half of the free memory of a GPU."""
     if settings.memory_mb is None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 2
-    return memory_bytes(_CALL, settings.memory_mb)
+    return memory_bytes(CALL, settings.memory_mb)
 
 
 def _decide_pooled(
@@ -328,7 +300,7 @@ def _summarised(
     inputs: RetrievalInputs,
     sample: RetrievalInputs,
     settings: RetrievalSettings,
-    per_query: _PerQuery,
+    per_query: PerQuery,
     pooled: PooledDecisions | None,
     consistency: dict[float, ThresholdConsistency],
     grouped: GroupedRecall | None,
@@ -387,7 +359,7 @@ def _notes_on_one_kind(settings: RetrievalSettings, values: Mapping[str, float])
 
 
 def _values_and_intervals(
-    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"], computed: Mapping[str, Any]
+    settings: RetrievalSettings, per_query: PerQuery, labels: Int[Tensor, "queries"], computed: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return the values that are asked for, and their intervals, by key.
 
@@ -405,12 +377,12 @@ def _values_and_intervals(
         metric_input = computed.get(metric.input)
         if metric.input in ("ranks", "prototypes"):
             of_queries = per_query.values[requested.of_queries]
-            check_range(_CALL, requested, of_queries)
+            check_range(CALL, requested, of_queries)
             values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, settings.confidence)
         elif metric_input is None:
             continue
         elif is_users(metric):
-            values[key] = call_on_pairs(_CALL, requested, metric_input)
+            values[key] = call_on_pairs(CALL, requested, metric_input)
         else:
             assert metric.value is not None
             values[key] = metric.value(metric_input, **requested.parameters)
@@ -421,7 +393,7 @@ def _values_and_intervals(
 
 
 def _tie_ranges(
-    settings: RetrievalSettings, per_query: _PerQuery, labels: Int[Tensor, "queries"]
+    settings: RetrievalSettings, per_query: PerQuery, labels: Int[Tensor, "queries"]
 ) -> dict[str, TieRange]:
     """Return the metrics of ranks that are asked for, with relevant items last, and first, among equal scores."""
     ranges: dict[str, TieRange] = {}
@@ -457,7 +429,7 @@ def _grouped(
         is_wanted = request.sets_groups or request.names_grouped_recall
         return None, [_note_of_few_classes(settings, size, distinct)] if is_wanted else []
     try:
-        splits = choose_groups(_CALL, sets, settings)
+        splits = choose_groups(CALL, sets, settings)
     except ValueError as error:
         return None, [f"{LEFT_OUT}. {error}"]
     try:
@@ -498,167 +470,6 @@ def mean_of_queries(
 ) -> float:
     """Return the mean over the queries that have a value, or over the means of their classes."""
     return macro_mean(values, labels) if requested.is_macro else exact_mean(values[~values.isnan()])
-
-
-class _PerQuery:
-    """The metrics of each query, filled block by block.
-
-    Args:
-        relevance: Relevant items of each query of this process.
-        grades: Grade of each entry of their lists; None if all are 1.
-        absent: Relevant items that are not in the gallery; None if there are none.
-        items: Number of gallery items.
-        settings: Settings of the evaluation.
-        copies: Number of copies of each query; None if no note says how they change values.
-    """
-
-    def __init__(
-        self,
-        relevance: PairRelevance,
-        grades: Shaped[np.ndarray, "pairs"] | None,
-        absent: Absent | None,
-        items: int,
-        settings: RetrievalSettings,
-        copies: Int[Tensor, "queries"] | None = None,
-    ) -> None:
-        self.lists = relevance.relevant
-        self.grades = grades
-        self.absent = absent
-        self.items = items
-        self.ties = settings.ties
-        self.copies = copies
-        # metrics that come from ranks, by the key of the mean over queries
-        keys = [*ALWAYS, *request_of(settings).reported]
-        self.metrics = {requested.of_queries: requested for requested in keys if requested.metric.input == "ranks"}
-        queries = len(self.lists.start)
-        self.values: dict[str, Float[Tensor, "queries"]] = {
-            name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics
-        }
-        self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
-        self.has_candidate = torch.zeros(queries, dtype=torch.bool)
-        self.tied = torch.zeros(queries, dtype=torch.bool)
-        # metrics that depend on the order of equal scores, and are extreme where relevant items come last or first
-        self.ordered_by_ties = [
-            name for name, requested in self.metrics.items() if requested.parameters.get("divisor") != "found"
-        ]
-        # of each block with ties: which queries tie, and (metrics, two rules, queries) their values with the two rules
-        self.blocks_with_ties: list[tuple[Int[Tensor, "tied"], Float[Tensor, "metrics two tied"]]] = []
-        # by metric (two rules, tied queries), of all processes; empty if no query ties
-        self.values_of_tied: dict[str, Float[Tensor, "two tied"]] = {}
-        # recall@1 of each query with its copies, and without them
-        self.recalls_of_copies: Float[Tensor, "two queries"] | None = None
-        if copies is not None:
-            self.recalls_of_copies = torch.full((2, queries), torch.nan, dtype=torch.float64)
-
-    @property
-    def graded(self) -> bool:
-        """Whether a metric depends on grades."""
-        return self.grades is not None and any(requested.metric.pattern in GAINS for requested in self.metrics.values())
-
-    def add(self, ranks: RankBlock) -> None:
-        """Compute the metrics of the queries of a block. Several threads call it at once, each for its own queries."""
-        index = ranks.queries.cpu()
-        self.has_candidate[index] = ranks.relevant.cpu() > 0
-        if self.absent is not None:
-            missing = torch.from_numpy(self.absent.sizes[index.numpy()])
-            ranks = with_absent(ranks, missing.to(ranks.relevant.device))
-        self.relevant[index] = ranks.relevant.cpu()
-        if ranks.valid.shape[1] == 0:  # no query has a relevant candidate
-            ranks = with_one_column(ranks)
-        for name, requested in self.metrics.items():
-            self.values[name][index] = self._values(ranks, requested, self.ties).cpu()
-        tied = depends_on_ties(ranks)
-        self.tied[index] = tied.cpu()
-        if bool(tied.any()):
-            self.blocks_with_ties.append((index[tied.cpu()], self._extremes(only_queries(ranks, tied))))
-        if self.copies is not None and self.recalls_of_copies is not None:
-            copies = self.copies[index].to(ranks.relevant.device)
-            self.recalls_of_copies[0, index] = recall_at_k(ranks, 1, self.ties).cpu()
-            self.recalls_of_copies[1, index] = recall_at_k(without_nearest(ranks, copies), 1, self.ties).cpu()
-
-    def _values(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
-        """Return a metric of the queries of a block with a rule for ties."""
-        if is_users(requested.metric):
-            return call_on_ranks(_CALL, requested, ranks, ties)
-        # Without an entry in the lists nothing has a grade.
-        if self.grades is not None and len(self.grades) and requested.metric.pattern in GAINS:
-            return self._graded_ndcg(ranks, requested, ties)
-        assert requested.metric.value is not None
-        values: Float[Tensor, "queries"] = requested.metric.value(ranks, ties=ties, **requested.parameters)
-        return values
-
-    def _extremes(self, ranks: RankBlock) -> Float[Tensor, "metrics two queries"]:
-        """Return metrics with relevant items last, and first, among equal scores."""
-        rules: tuple[Ties, ...] = ("pessimistic", "optimistic")
-        return torch.stack(
-            [
-                torch.stack([self._values(ranks, self.metrics[name], rule).cpu().double() for rule in rules])
-                for name in self.ordered_by_ties
-            ]
-        )
-
-    def effect_of_copies(self) -> str:
-        """Return the beginning of a note on copies, after the values of all processes were gathered."""
-        if self.recalls_of_copies is None:
-            return "A copy is a perfect neighbour"
-        recall, without_copies = (exact_mean(values[~values.isnan()]) for values in self.recalls_of_copies)
-        if math.isnan(without_copies):
-            return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and no query has any other match"
-        return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and {without_copies:.3f} without their copies"
-
-    def _graded_ndcg(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
-        """Return nDCG of grades, a few queries at a time, since its sums have a term for each rank up to k."""
-        assert self.grades is not None
-        assert ranks.places is not None
-        entries = torch.from_numpy(self.lists.start)[ranks.queries, None] + ranks.places
-        entries.clamp_(max=max(0, len(self.grades) - 1))
-        grades = torch.from_numpy(self.grades[entries.numpy()].astype(np.float64)).masked_fill_(~ranks.valid, 0.0)
-        columns = grades.shape[1]
-        items = self.items
-        if self.absent is not None:
-            grades_of_absent = torch.from_numpy(self.absent.padded(ranks.queries.numpy()))
-            grades = torch.cat([grades, grades_of_absent], dim=1)
-            items += grades_of_absent.shape[1]
-        gains, gains_of_absent = gains_of(grades, GAINS[requested.metric.pattern]).tensor_split([columns], dim=1)
-        k = min(requested.parameters["k"], items)
-        values = []
-        for batch in torch.arange(len(gains)).split(max(1, RANKS_AT_ONCE // k)):
-            ranks_of_batch = only_queries(ranks, batch)
-            values.append(graded_ndcg(ranks_of_batch, gains[batch], k, ties, gains_of_absent[batch]))
-        return torch.cat(values)
-
-    def gather(self, processes: Processes, places: Int[Tensor, "own"], length: int) -> None:
-        """Gather the values of the queries of all processes, in their order. Collective.
-
-        Args:
-            processes: All processes.
-            places: Index of each query of this process among all queries.
-            length: Number of all queries.
-        """
-        counts = [self.relevant.double(), self.has_candidate.double(), self.tied.double()]
-        columns = processes.placed(torch.stack([*self.values.values(), *counts]), places, length)
-        *values, relevant, has_candidate, tied = columns
-        self.values = dict(zip(self.values, values, strict=True))
-        self.relevant = relevant.long()
-        self.has_candidate = has_candidate.bool()
-        self.tied = tied.bool()
-        self._gather_tied(processes, places)
-        if self.recalls_of_copies is not None:
-            self.recalls_of_copies = processes.placed(self.recalls_of_copies, places, length)
-
-    def _gather_tied(self, processes: Processes, places: Int[Tensor, "own"]) -> None:
-        """Gather the values of tied queries with both rules, in the order of all queries. Collective."""
-        if not bool(self.tied.any()):
-            return
-        blocks = [
-            block
-            for part in processes.gather([(places[index], values) for index, values in self.blocks_with_ties])
-            for block in part
-        ]
-        self.blocks_with_ties = []
-        order = torch.cat([index for index, _ in blocks]).argsort()
-        values = torch.cat([values for _, values in blocks], dim=2)[:, :, order]
-        self.values_of_tied = dict(zip(self.ordered_by_ties, values, strict=True))
 
 
 def _prototype_accuracy(
@@ -717,7 +528,7 @@ def _no_match(sample: RetrievalInputs) -> str:
                 "gallery)"
             )
         fix = "labels name classes, not items, and that the set holds at least two items of some class"
-    return f"{_CALL}: {none_has(queries, 'query')} {missing}, so nothing can be retrieved. Check that {fix}."
+    return f"{CALL}: {none_has(queries, 'query')} {missing}, so nothing can be retrieved. Check that {fix}."
 
 
 def _memory_note(evaluation: Evaluation, processes: Processes, budget: float) -> str | None:

@@ -32,6 +32,7 @@ from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import as_labels, join, refuse_other_forms
 from fewshot_callbacks.functional._reading import check_seed, default_mode, refuse_unknown
 from fewshot_callbacks.functional.items import EVERYTHING, Share
+from fewshot_callbacks.functional.means import exact_mean
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
@@ -47,7 +48,6 @@ from fewshot_callbacks.functional.statistics import (
     UNKNOWN,
     Difference,
     Interval,
-    exact_mean,
     independent_difference_interval,
     mean_interval,
 )

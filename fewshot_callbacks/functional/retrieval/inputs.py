@@ -15,7 +15,8 @@ from torch import Tensor
 from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._repeated import Copies
-from fewshot_callbacks.functional.items import ItemSets, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import ItemSets, Share
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance, judged_items
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.words import counted

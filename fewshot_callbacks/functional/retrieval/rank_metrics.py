@@ -10,11 +10,11 @@ Presence of Tied Scores", ECIR 2008), or its value where the relevant items come
 or last (`"pessimistic"`).
 
 Where ties count: an optimistic rank adds `negatives_above` alone, a pessimistic one `negatives_tied`, too, and for the
-expected value `_groups_to_average` returns the tied groups, whose terms are then replaced by their means.
+expected value `groups_to_average` returns the tied groups, whose terms are then replaced by their means.
 
 A sum over the relevant items of a query adds one after the other, so that neither the other queries of a block nor its
 padding change a bit of it (`_sum_columns`). It runs from the least to the most similar item, but for `ndcg`, which begins
-with the most similar. `graded_ndcg` sums over the first k ranks instead.
+with the most similar.
 
 In formulas, k is the rank at which a ranking is cut, and R the number of relevant items of a query. A tied group has s
 candidates: n negatives and r relevant items. Above it stand a candidates, m of them relevant.
@@ -24,9 +24,8 @@ A relevant item that is not in the gallery has no rank: it counts towards R, and
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,17 +33,26 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.functional._reading import number_distinct
+from fewshot_callbacks.functional.retrieval._expectations import (
+    chance_of_none,
+    distinct,
+    expected_reciprocal,
+    harmonic_between,
+    hypergeometric_means,
+    sum_of_reciprocals,
+)
+from fewshot_callbacks.functional.retrieval._tied_groups import (
+    TiedGroups,
+    best_group,
+    found_at,
+    groups_to_average,
+    is_within,
+    last_group,
+    relevant_in_gallery,
+    replace_tied,
+    tied_groups,
+)
 from fewshot_callbacks.settings import Divisor, Ties
-
-# Terms of a sum over the places of a tied group that are computed at a time.
-TERMS_AT_ONCE = 1024
-
-# From here on the expansion of harmonic numbers has all digits of float64.
-NEAR = 40
-
-# Below this grade 2^grade - 1 is grade * log(2), to the last digit of float64.
-TINY_GRADE = 1e-17
 
 
 def check_ties(ties: str) -> None:
@@ -85,7 +93,7 @@ def relevant_ranks(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "
         >>> evaluate_retrieval(query, [1], items, [1, 0, 1], metrics=metric)["mean_rank"]  # ranks 1, and 2 or 3
         1.75
     """
-    found = _found_at(ranks).double()
+    found = found_at(ranks).double()
     rank = found + ranks.negatives_above
     if ties == "pessimistic":
         rank += ranks.negatives_tied
@@ -166,7 +174,7 @@ def average_precision_at_k(
         return precisions / _nan_for_zero(ranks.relevant.clamp(max=k))
     if divisor == "relevant":
         return precisions / _nan_for_zero(ranks.relevant)
-    found = (_is_within(ranks, cut, ties) & ranks.valid).sum(dim=1)
+    found = (is_within(ranks, cut, ties) & ranks.valid).sum(dim=1)
     value = precisions / found.clamp(min=1)
     if ties == "expected":
         _expect_ratio(value, ranks, cut)
@@ -175,7 +183,7 @@ def average_precision_at_k(
 
 def _precision_sum(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | None) -> Float[Tensor, "queries"]:
     """Return the sum of the precisions at the relevant ranks, up to the rank `cut`; None for all."""
-    found = _found_at(ranks).double()
+    found = found_at(ranks).double()
     rank = found + ranks.negatives_above
     if ties == "pessimistic":
         rank += ranks.negatives_tied
@@ -183,13 +191,13 @@ def _precision_sum(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | N
     if cut is not None:
         outside |= rank > cut[:, None]
     precision = found.div_(rank).masked_fill_(outside, 0.0)
-    group = _groups_to_average(ranks, ties, cut)
+    group = groups_to_average(ranks, ties, cut)
     if group is not None:
-        _replace_tied(precision, ranks, group, _mean_precision_of_groups(group, cut))
+        replace_tied(precision, ranks, group, _mean_precision_of_groups(group, cut))
     return _sum_columns(precision)
 
 
-def _mean_precision_of_groups(group: _TiedGroups, cut: Int[Tensor, "queries"] | None) -> Float[Tensor, "groups"]:
+def _mean_precision_of_groups(group: TiedGroups, cut: Int[Tensor, "queries"] | None) -> Float[Tensor, "groups"]:
     """Return the mean, over all orders of each tied group, of the sum of the precisions at its relevant items.
 
     Each place holds a relevant item with probability r / s. If place i does, each of the i - 1 places before it holds one of
@@ -208,7 +216,7 @@ def _mean_precision_of_groups(group: _TiedGroups, cut: Int[Tensor, "queries"] | 
     s = group.size.double()
     r = group.relevant.double()
     d = s if cut is None else (cut[group.query] - a).minimum(s)
-    harmonic = _harmonic_between(a, d)
+    harmonic = harmonic_between(a, d)
     total = (m + 1) * harmonic + (r - 1) / (s - 1) * (d - (a + 1) * harmonic)
     return total * (r / s)
 
@@ -223,89 +231,23 @@ def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Te
 
         E[ratio] = sum over h of P(h) / (m + h) * (A + h / d * sum_{i=1..d} (m + 1 + (i-1) (h-1)/(d-1)) / (a + i)).
     """
-    group = _tied_groups(ranks, cut)
+    group = tied_groups(ranks, cut)
     group = group.only(cut[group.query] < group.above + group.size)
     if not len(group.query):
         return
     cut_above = cut.clone()
     cut_above[group.query] = group.above
     sum_above = _precision_sum(ranks, "expected", cut_above)[group.query]  # A
-    (above, m, drawn, size, relevant), case = _distinct(
+    (above, m, drawn, size, relevant), case = distinct(
         group.above, group.relevant_above, cut[group.query] - group.above, group.size, group.relevant
     )
-    mean = _hypergeometric_means(m, drawn, size, relevant)
+    mean = hypergeometric_means(m, drawn, size, relevant)
     d = drawn.double()
     a = above.double()
-    harmonic = _harmonic_between(a, d)
+    harmonic = harmonic_between(a, d)
     rest = (d - (a + 1) * harmonic) / (d - 1).clamp(min=1)
     group_part = ((m + 1) * harmonic * mean.share + rest * mean.pairs) / d
     value[group.query] = sum_above * mean.inverse[case] + group_part[case]
-
-
-class _RatioMeans(NamedTuple):
-    """Means over the number h of relevant items that are drawn; a term with m + h = 0 counts as 0."""
-
-    # mean of 1 / (m + h)
-    inverse: Tensor
-    # mean of h / (m + h)
-    share: Tensor
-    # mean of h (h - 1) / (m + h)
-    pairs: Tensor
-
-
-def _hypergeometric_means(
-    m: Int[Tensor, "cases"], drawn: Int[Tensor, "cases"], size: Int[Tensor, "cases"], relevant: Int[Tensor, "cases"]
-) -> _RatioMeans:
-    """Return means over h, summed from its most probable value outwards, down to 1e-30 of the largest probability.
-
-    Args:
-        m: Number of relevant items above the group.
-        drawn: Number of candidates of the group that are drawn.
-        size: Number of candidates of the group.
-        relevant: Number of relevant items of the group.
-    """
-    lowest = (drawn - (size - relevant)).clamp(min=0)
-    highest = drawn.minimum(relevant)
-    mode = ((drawn + 1) * (relevant + 1)).div(size + 2, rounding_mode="floor").maximum(lowest).minimum(highest)
-    # relative to the probability of the mode
-    largest_weight = torch.ones_like(m, dtype=torch.float64)
-    sums = _ratio_terms(m, mode, largest_weight)
-    for step in (1, -1):
-        h = mode
-        weight = largest_weight
-        while True:
-            is_last = (h >= highest) if step == 1 else (h <= lowest)
-            weight = weight * torch.where(is_last, 0.0, _weight_ratio(h, step, drawn, size, relevant))
-            weight = weight.masked_fill(is_last | (weight < 1e-30), 0.0)
-            if not bool(weight.any()):
-                break
-            h = (h + step).clamp(min=0)
-            sums += _ratio_terms(m, h, weight)
-    total, inverse, share, pairs = sums
-    return _RatioMeans(inverse / total, share / total, pairs / total)
-
-
-def _ratio_terms(
-    m: Int[Tensor, "cases"], h: Int[Tensor, "cases"], weight: Float[Tensor, "cases"]
-) -> Float[Tensor, "4 cases"]:
-    """Return the weight of h, and the weighted terms 1 / (m + h), h / (m + h) and h (h - 1) / (m + h)."""
-    inverse = weight / (m + h).clamp(min=1)
-    return torch.stack([weight, inverse.masked_fill(m + h == 0, 0.0), inverse * h, inverse * (h * (h - 1))])
-
-
-def _weight_ratio(
-    h: Int[Tensor, "cases"],
-    step: int,
-    drawn: Int[Tensor, "cases"],
-    size: Int[Tensor, "cases"],
-    relevant: Int[Tensor, "cases"],
-) -> Float[Tensor, "cases"]:
-    """Return P(h + step) / P(h) of the hypergeometric distribution, for a step of 1 or -1."""
-    lower = h if step == 1 else h - 1
-    # P(lower + 1) / P(lower) = numerator / denominator
-    numerator = ((relevant - lower) * (drawn - lower)).double()
-    denominator = ((lower + 1) * (size - relevant - drawn + lower + 1)).double()
-    return numerator / denominator if step == 1 else denominator / numerator
 
 
 def auroc(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
@@ -356,13 +298,13 @@ def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expec
         >>> evaluate_retrieval(items, labels, metrics=metric.at(k=5))["hits@5"]
         2.0
     """
-    inside = _is_within(ranks, k, ties) & ranks.valid
-    group = _groups_to_average(ranks, ties, cut=k)
+    inside = is_within(ranks, k, ties) & ranks.valid
+    group = groups_to_average(ranks, ties, cut=k)
     if group is None:
         return inside.sum(dim=1).double()
     reached = (k[group.query] - group.above).minimum(group.size).double()
     hits = inside.double()
-    _replace_tied(hits, ranks, group, group.relevant.double() * reached / group.size.double())
+    replace_tied(hits, ranks, group, group.relevant.double() * reached / group.size.double())
     return _sum_columns(hits)
 
 
@@ -412,15 +354,15 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
-    best = _best_group(ranks)
+    best = best_group(ranks)
     candidates_above = best.above + best.negatives if ties == "pessimistic" else best.above
     has_candidate = ranks.valid.any(dim=1)
     value = ((candidates_above < k) & has_candidate).double()
     order_matters = (value > 0) & (best.negatives > 0)
     if ties == "expected" and bool(order_matters.any()):
         drawn = (k - best.above)[order_matters]
-        cases, case = _distinct(drawn, best.negatives[order_matters], best.relevant[order_matters])
-        value[order_matters] = (1 - _chance_of_none(*cases))[case]
+        cases, case = distinct(drawn, best.negatives[order_matters], best.relevant[order_matters])
+        value[order_matters] = (1 - chance_of_none(*cases))[case]
     return value.masked_fill(ranks.relevant == 0, torch.nan)
 
 
@@ -438,24 +380,10 @@ def without_nearest(ranks: RankBlock, number: Int[Tensor, "queries"]) -> RankBlo
     return replace(
         ranks,
         relevant=ranks.relevant - number,
-        valid=column < (_relevant_in_gallery(ranks) - number)[:, None],
+        valid=column < (relevant_in_gallery(ranks) - number)[:, None],
         relevant_above=torch.where(in_best_group, ranks.relevant_above, ranks.relevant_above - fewer),
         relevant_tied=torch.where(in_best_group, ranks.relevant_tied - fewer, ranks.relevant_tied),
     )
-
-
-def _chance_of_none(
-    drawn: Int[Tensor, "cases"], n: Int[Tensor, "cases"], r: Int[Tensor, "cases"]
-) -> Float[Tensor, "cases"]:
-    """Return the probability that none of r relevant items is drawn, if so many are drawn from them and n negatives."""
-    # C(n + r - drawn, r) / C(n + r, r), a product of min(drawn, r) factors
-    fewer = drawn.minimum(r)
-    more = drawn.maximum(r)
-    chance = torch.ones_like(fewer, dtype=torch.float64)
-    for step in range(int(fewer.max())):
-        factor = (n + r - more - step).clamp(min=0).double() / (n + r - step).clamp(min=1)
-        chance = torch.where(step < fewer, chance * factor, chance)
-    return chance
 
 
 def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = None) -> Float[Tensor, "queries"]:
@@ -470,80 +398,20 @@ def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = N
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
-    best = _best_group(ranks)
+    best = best_group(ranks)
     candidates_above = best.above + best.negatives if ties == "pessimistic" else best.above
     value = (1 / (candidates_above + 1).double()).masked_fill_(~ranks.valid.any(dim=1), 0.0)
     if k is not None:
         value.masked_fill_(candidates_above >= k, 0.0)
     order_matters = (value > 0) & (best.negatives > 0)
     if ties == "expected" and bool(order_matters.any()):
-        cases, case = _distinct(best.above[order_matters], best.negatives[order_matters], best.relevant[order_matters])
+        cases, case = distinct(best.above[order_matters], best.negatives[order_matters], best.relevant[order_matters])
         a, n, r = (counts.double() for counts in cases)
         if k is None:
-            value[order_matters] = _expected_reciprocal(a, n, r)[case]
+            value[order_matters] = expected_reciprocal(a, n, r)[case]
         else:
-            value[order_matters] = _sum_of_reciprocals(a, n, r, within=k)[case]
+            value[order_matters] = sum_of_reciprocals(a, n, r, within=k)[case]
     return value.masked_fill(ranks.relevant == 0, torch.nan)
-
-
-def _expected_reciprocal(
-    a: Float[Tensor, "cases"], n: Float[Tensor, "cases"], r: Float[Tensor, "cases"]
-) -> Float[Tensor, "cases"]:
-    """Return E[1 / (a + X)], where X is the place of the first of r relevant items in a group with n negatives."""
-    # a = 0: r / (n + 1) * (1 / r + ... + 1 / (r + n)); r = 1: each place is as likely as any other
-    is_first_group = a == 0
-    harmonic = _harmonic_between(torch.where(is_first_group, r - 1, a), n + 1)
-    value = torch.where(is_first_group, r, 1.0) / (n + 1) * harmonic
-    rows = ((a > 0) & (r > 1)).nonzero().flatten()
-    # Cases that need about as many terms are computed at the same time.
-    rows = rows[(n / r)[rows].argsort(stable=True)]
-    for part in rows.split(TERMS_AT_ONCE):
-        value[part] = _sum_of_reciprocals(a[part], n[part], r[part])
-    return value
-
-
-def _sum_of_reciprocals(
-    a: Float[Tensor, "cases"],
-    n: Float[Tensor, "cases"],
-    r: Float[Tensor, "cases"],
-    *,
-    last: bool = False,
-    within: int | None = None,
-) -> Float[Tensor, "cases"]:
-    """Return E[1 / rank] of the first or the last relevant item of a tied group, as a sum over its places.
-
-    The sum ends where probabilities no longer matter. P(x + 1) / P(x) = (n - x + 1) / (s - x) for the place x of the
-    first relevant item; counted from below, the place of the last one has the same probabilities.
-
-    Args:
-        a: Candidates above the group.
-        n: Negatives of the group.
-        r: Relevant items of the group.
-        last: Whether the rank is that of the last relevant item.
-        within: Ranks beyond this one count 0.
-    """
-    total = torch.zeros_like(a)
-    s = n + r
-    chance = r / s  # P(1)
-    active = torch.arange(len(a), device=a.device)
-    offset = torch.arange(TERMS_AT_ONCE, dtype=torch.float64, device=a.device)
-    start = 1
-    while len(active):
-        place = start + offset
-        sizes = s[active, None]
-        ratio = (n[active, None] - place + 1).clamp_(min=0).div_(sizes - place)
-        ratio[sizes <= place] = 0.0
-        # One column more than there are places: the last one is P of the next start.
-        probability = torch.cat([chance[active, None], ratio], dim=1).cumprod(dim=1)
-        rank = a[active, None] + (sizes + 1 - place if last else place)
-        terms = probability[:, :-1] / rank.clamp(min=1)
-        if within is not None:
-            terms.masked_fill_(rank > within, 0.0)
-        total[active] = torch.cat([total[active, None], terms], dim=1).cumsum(dim=1)[:, -1]
-        chance[active] = probability[:, -1]
-        start += TERMS_AT_ONCE
-        active = active[chance[active] * n[active] > 1e-20]
-    return total
 
 
 def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
@@ -563,7 +431,7 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
-    rank = _found_at(ranks) + ranks.negatives_above
+    rank = found_at(ranks) + ranks.negatives_above
     if ties != "optimistic":
         # Expected: so that discounts reach to the end of each tied group, whose gains are then averaged.
         rank += ranks.negatives_tied
@@ -573,12 +441,12 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     discount = torch.cat([places.new_zeros(1), 1 / torch.log2(places + 1), places.new_zeros(1)])
     discount_sum = discount.cumsum(dim=0)  # at i: the sum of the first i
     gain = discount[rank.clamp_(max=length + 1)]
-    group = _groups_to_average(ranks, ties)
+    group = groups_to_average(ranks, ties)
     if group is not None:
         start = group.above.clamp(max=length)
         end = (group.above + group.size).clamp(max=length)
         mean_discount = (discount_sum[end] - discount_sum[start]) / group.size.double()
-        _replace_tied(gain, ranks, group, group.relevant.double() * mean_discount)
+        replace_tied(gain, ranks, group, group.relevant.double() * mean_discount)
     ideal = discount_sum[ranks.relevant.clamp(max=length)]
     # The sum starts at the first rank, as that of the ideal does: a perfect order has exactly 1.
     return _sum_columns(gain.flip(1)) / ideal.masked_fill(ranks.relevant == 0, torch.nan)
@@ -597,19 +465,19 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
         One value in [0, 1] for each query: 0 where a relevant item is not in the gallery; NaN for a query without a
         relevant candidate.
     """
-    group = _last_group(ranks)
-    has_absent = _relevant_in_gallery(ranks) < ranks.relevant
+    group = last_group(ranks)
+    has_absent = relevant_in_gallery(ranks) < ranks.relevant
     rank = ranks.relevant + ranks.negatives_above[:, 0]
     if ties == "pessimistic":
         rank = rank + group.negatives
     value = 1 / rank.clamp(min=1).double()
     order_matters = (group.negatives > 0) & (ranks.relevant > 0)
     if ties == "expected" and bool(order_matters.any()):
-        cases, case = _distinct(
+        cases, case = distinct(
             group.above[order_matters], group.negatives[order_matters], group.relevant[order_matters]
         )
         a, n, r = (counts.double() for counts in cases)
-        value[order_matters] = _sum_of_reciprocals(a, n, r, last=True)[case]
+        value[order_matters] = sum_of_reciprocals(a, n, r, last=True)[case]
     return value.masked_fill(has_absent, 0.0) * _nan_for_zero(ranks.relevant)
 
 
@@ -628,12 +496,12 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
     value = precision_at_k(ranks, k, ties)
-    group = _last_group(ranks)
+    group = last_group(ranks)
     last = group.above + group.relevant
     if ties != "optimistic":
         last = last + group.negatives
     # Only where all relevant items are in the gallery has the last of them a rank.
-    has_last = (ranks.relevant > 0) & (_relevant_in_gallery(ranks) == ranks.relevant)
+    has_last = (ranks.relevant > 0) & (relevant_in_gallery(ranks) == ranks.relevant)
     order_matters = torch.zeros_like(has_last)
     if ties == "expected":
         order_matters = (group.negatives > 0) & has_last
@@ -642,12 +510,12 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
     may_be_sooner = order_matters & (group.above + group.relevant <= k)
     if bool(may_be_sooner.any()):
         # The mean of hits / k, and, where the rank of the last is at most k, of the excess of R / rank over it.
-        cases, case = _distinct(
+        cases, case = distinct(
             group.above[may_be_sooner], group.negatives[may_be_sooner], group.relevant[may_be_sooner]
         )
         a, n, r = cases
-        within = _sum_of_reciprocals(a.double(), n.double(), r.double(), last=True, within=k)
-        excess = within - _chance_of_none((a + n + r - k).clamp(min=0), n, r) / k
+        within = sum_of_reciprocals(a.double(), n.double(), r.double(), last=True, within=k)
+        excess = within - chance_of_none((a + n + r - k).clamp(min=0), n, r) / k
         value[may_be_sooner] += ranks.relevant[may_be_sooner] * excess[case]
     return value
 
@@ -666,12 +534,12 @@ def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Fl
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
-    found = _found_at(ranks).double()
+    found = found_at(ranks).double()
     candidates_above = found + ranks.negatives_above - 1
     if ties == "pessimistic":
         candidates_above += ranks.negatives_tied
     precision = torch.where(candidates_above > 0, (found - 1) / candidates_above, 1.0).masked_fill_(~ranks.valid, 0.0)
-    group = _groups_to_average(ranks, ties)
+    group = groups_to_average(ranks, ties)
     if group is not None:
         a = group.above.double()
         m = group.relevant_above.double()
@@ -679,293 +547,10 @@ def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Fl
         r = group.relevant.double()
         # The sum over i = 0 ... s - 1 of (m + i (r - 1) / (s - 1)) / (a + i), where the first term is 1 if a = 0.
         others = (r - 1) / (s - 1)
-        total = others * s + (m - others * a) * (1 / a.clamp(min=1) + _harmonic_between(a, (s - 1).clamp(min=1)))
+        total = others * s + (m - others * a) * (1 / a.clamp(min=1) + harmonic_between(a, (s - 1).clamp(min=1)))
         total = torch.where(a > 0, total, 1 + others * (s - 1))
-        _replace_tied(precision, ranks, group, total * (r / s))
+        replace_tied(precision, ranks, group, total * (r / s))
     return (_sum_columns(precision) + _precision_sum(ranks, ties, None)) / 2 / _nan_for_zero(ranks.relevant)
-
-
-Gain = Literal["exponential", "linear"]
-"""Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""
-
-
-def gains_of(grades: Float[Tensor, "queries columns"], gain: Gain) -> Float[Tensor, "queries columns"]:
-    """Return the gain of each relevant item, times a factor of the query, which cancels in nDCG.
-
-    The factor keeps the gains of a query within the range of float64, and the largest of them near 1. For `linear` it is a
-    power of two, which changes no digit. For `exponential` it is 2^-largest grade of the query: 2^grade overflows beyond a
-    grade of 1,023. exp2 of a whole number is exact, so that one rounding is left, the same as without the factor. Below
-    a largest grade of 1 it is 1 / (2^largest - 1): the difference of two powers near 1 would lose the digits of the grades.
-    """
-    if not grades.shape[1]:
-        return grades
-    largest = grades.amax(dim=1, keepdim=True)
-    if gain == "linear":
-        exponent = -torch.frexp(largest).exponent.double()
-        half = (exponent / 2).floor()  # 2^exponent itself may overflow
-        return grades * torch.exp2(half) * torch.exp2(exponent - half)
-    gains = torch.exp2(grades - largest) - torch.exp2(-largest)
-    gains_below_one = torch.expm1(grades * math.log(2)) / torch.expm1(largest * math.log(2))
-    gains = torch.where(largest < 1, gains_below_one, gains)
-    # Here expm1(x) is x but for rounding, and would lose digits among the smallest numbers.
-    gains = torch.where(largest < TINY_GRADE, grades / largest, gains)
-    return gains.masked_fill(grades == 0, 0.0)
-
-
-def graded_ndcg(
-    ranks: RankBlock,
-    gains: Float[Tensor, "queries columns"],
-    k: int,
-    ties: Ties = "expected",
-    absent: Float[Tensor, "queries absent"] | None = None,
-) -> Float[Tensor, "queries"]:
-    """Return nDCG@k with a gain for each relevant item: the discounted sum of the first k, over that of the best order.
-
-    The discount is 1 / log2(rank + 1). Candidates with equal scores share the mean of their gains, which is the expected
-    value over their orders (McSherry and Najork, 2008); optimistic and pessimistic orders put the largest gain of a tie
-    first or last.
-
-    Args:
-        ranks: The ranks of some queries.
-        gains: Gain of each relevant item of `ranks`, in the same columns; 0 in columns that are not valid.
-        k: How far to look, at least 1.
-        ties: The rule for equal scores.
-        absent: Gains of the relevant items that are not in the gallery, padded with 0: the best order has them, too.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate, or if all gains are 0.
-    """
-    gain_at_rank = _mean_gains(ranks, gains, k) if ties == "expected" else _ordered_gains(ranks, gains, k, ties)
-    of_all = gains if absent is None else torch.cat([gains, absent], dim=1)
-    best = torch.zeros_like(gain_at_rank)
-    best[:, : min(k, of_all.shape[1])] = of_all.sort(dim=1, descending=True).values[:, :k]
-    discount = torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device=gains.device))
-    ideal = (best / discount).sum(dim=1)
-    return torch.where(ideal > 0, (gain_at_rank / discount).sum(dim=1) / ideal, torch.nan)
-
-
-def _mean_gains(ranks: RankBlock, gains: Float[Tensor, "queries columns"], k: int) -> Float[Tensor, "queries k"]:
-    """Return the gain at each rank up to k, where candidates with equal scores share the mean of their gains."""
-    rows = _row_numbers(gains)
-    group = _group_numbers(ranks)
-    size = ranks.relevant_tied + ranks.negatives_tied
-    mean = torch.zeros_like(gains).scatter_add_(1, group, gains).gather(1, group) / size
-    above = ranks.negatives_above + ranks.relevant_above
-    # One relevant item stands for each group that begins among the first k ranks.
-    stands = ranks.valid & (ranks.position_in_tie == 1) & (above < k)
-    start = above[stands]
-    length = size[stands].minimum(k - start)
-    place = torch.arange(int(length.sum()), device=gains.device) - (length.cumsum(0) - length).repeat_interleave(length)
-    gain_at_rank = gains.new_zeros(len(gains), k)
-    query = rows[stands].repeat_interleave(length)
-    gain_at_rank[query, start.repeat_interleave(length) + place] = mean[stands].repeat_interleave(length)
-    return gain_at_rank
-
-
-def _ordered_gains(
-    ranks: RankBlock, gains: Float[Tensor, "queries columns"], k: int, ties: Ties
-) -> Float[Tensor, "queries k"]:
-    """Return the gain at each rank up to k, where the largest gain of a tie comes first (`optimistic`) or last."""
-    group = _group_numbers(ranks)
-    order = gains.argsort(dim=1, descending=ties == "optimistic", stable=True)
-    order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
-    rank = ranks.negatives_above + ranks.relevant_above + ranks.position_in_tie - 1
-    if ties == "pessimistic":
-        rank = rank + ranks.negatives_tied
-    inside = ranks.valid & (rank < k)
-    gain_at_rank = gains.new_zeros(len(gains), k)
-    gain_at_rank[_row_numbers(gains)[inside], rank[inside]] = gains.gather(1, order)[inside]
-    return gain_at_rank
-
-
-def _row_numbers(gains: Float[Tensor, "queries columns"]) -> Int[Tensor, "queries columns"]:
-    """Return the number of the row of each column."""
-    return torch.arange(len(gains), device=gains.device)[:, None].expand_as(gains)
-
-
-def _group_numbers(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
-    """Return the number of the group of equal scores that each relevant item is in, from 0 on."""
-    return (ranks.position_in_tie == 1).cumsum(dim=1) - 1
-
-
-def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
-    """Return whether a relevant item of each query ties with a negative, so that the rule for ties matters."""
-    return _ties_with_negative(ranks).any(dim=1)
-
-
-# ------------------------------------------------------------------------------------------------- ranks and tied groups
-
-
-def _found_at(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
-    """Return the number of relevant items from the best one down to this one, which stand in ascending order of scores."""
-    columns = torch.arange(ranks.valid.shape[1], device=ranks.relevant.device)
-    return _relevant_in_gallery(ranks)[:, None] - columns
-
-
-def _relevant_in_gallery(ranks: RankBlock) -> Int[Tensor, "queries"]:
-    """Return the number of relevant items of each query that are in the gallery."""
-    return ranks.valid.sum(dim=1)
-
-
-def _is_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties) -> Bool[Tensor, "queries columns"]:
-    """Return whether each item is among the first k, if relevant items come first in a tied group (pessimistic: last)."""
-    rank = _found_at(ranks).add_(ranks.negatives_above)
-    if ties == "pessimistic":
-        rank += ranks.negatives_tied
-    return rank <= k[:, None]
-
-
-def _ties_with_negative(ranks: RankBlock) -> Bool[Tensor, "queries columns"]:
-    """Return whether each relevant item ties with a negative."""
-    return (ranks.negatives_tied > 0) & ranks.valid
-
-
-class _TiedGroups(NamedTuple):
-    """Groups of candidates with equal scores, with relevant items and negatives; each group once."""
-
-    # row of the block
-    query: Int[Tensor, "groups"]
-    # number of one relevant item of the group among the entries of the block, row by row
-    entry: Int[Tensor, "groups"]
-    # number of candidates with a higher score
-    above: Int[Tensor, "groups"]
-    relevant_above: Int[Tensor, "groups"]
-    # number of candidates in the group
-    size: Int[Tensor, "groups"]
-    # number of relevant candidates in the group
-    relevant: Int[Tensor, "groups"]
-
-    def only(self, chosen: Bool[Tensor, "groups"]) -> _TiedGroups:
-        """Return the groups that a mask chooses."""
-        return _TiedGroups(*(values[chosen] for values in self))
-
-
-def _groups_to_average(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | None = None) -> _TiedGroups | None:
-    """Return the tied groups over whose orders a metric is averaged; None if there are none, or a rule orders them.
-
-    Args:
-        ranks: The ranks of some queries.
-        ties: The rule for equal scores.
-        cut: Leave out the groups that begin beyond this rank, for each query: all of their ranks lie beyond it. None for
-            all groups.
-    """
-    if ties != "expected" or not bool(_ties_with_negative(ranks).any()):
-        return None
-    group = _tied_groups(ranks, cut)
-    return group if len(group.query) else None
-
-
-def _tied_groups(ranks: RankBlock, cut: Int[Tensor, "queries"] | None) -> _TiedGroups:
-    """Return the groups of candidates with equal scores that have relevant items and negatives.
-
-    Args:
-        ranks: The ranks of some queries.
-        cut: Leave out the groups that begin beyond this rank, for each query; None for all groups.
-    """
-    stands_for_group = _ties_with_negative(ranks) & (ranks.position_in_tie == 1)
-    if cut is not None:
-        stands_for_group &= ranks.relevant_above + ranks.negatives_above < cut[:, None]
-    query, column = stands_for_group.nonzero(as_tuple=True)
-    entry = query * ranks.valid.shape[1] + column
-
-    def of_groups(counts: Int[Tensor, "queries columns"]) -> Int[Tensor, "groups"]:
-        return counts.flatten().gather(0, entry)  # one index is read faster than the two of `counts[query, column]`
-
-    relevant_above = of_groups(ranks.relevant_above)
-    relevant = of_groups(ranks.relevant_tied)
-    return _TiedGroups(
-        query=query,
-        entry=entry,
-        above=relevant_above + of_groups(ranks.negatives_above),
-        relevant_above=relevant_above,
-        size=relevant + of_groups(ranks.negatives_tied),
-        relevant=relevant,
-    )
-
-
-def _replace_tied(
-    terms: Float[Tensor, "queries columns"],
-    ranks: RankBlock,
-    group: _TiedGroups,
-    means: Float[Tensor, "groups"],
-) -> None:
-    """Replace the terms of items that tie with a negative: one term of each group by its mean, and all others by 0."""
-    terms.masked_fill_(_ties_with_negative(ranks), 0.0)
-    # `put_` raises an error under `torch.use_deterministic_algorithms`.
-    terms.view(-1).scatter_(0, group.entry, means)
-
-
-class _QueryGroup(NamedTuple):
-    """The candidates that tie with one relevant item of each query."""
-
-    # number of candidates with a higher score
-    above: Int[Tensor, "queries"]
-    # numbers of negatives and of relevant items in the group
-    negatives: Int[Tensor, "queries"]
-    relevant: Int[Tensor, "queries"]
-
-
-def _best_group(ranks: RankBlock) -> _QueryGroup:
-    """Return the group of the most similar relevant item, which stands last; all candidates above it are negatives."""
-    column = (_relevant_in_gallery(ranks) - 1).clamp(min=0)[:, None]
-    return _QueryGroup(
-        above=ranks.negatives_above.gather(1, column).squeeze(1),
-        negatives=ranks.negatives_tied.gather(1, column).squeeze(1),
-        relevant=ranks.relevant_tied.gather(1, column).squeeze(1),
-    )
-
-
-def _last_group(ranks: RankBlock) -> _QueryGroup:
-    """Return the group of the least similar relevant item, which stands first."""
-    return _QueryGroup(
-        above=ranks.negatives_above[:, 0] + ranks.relevant_above[:, 0],
-        negatives=ranks.negatives_tied[:, 0],
-        relevant=ranks.relevant_tied[:, 0],
-    )
-
-
-# ------------------------------------------------------------------------------------------------------------ arithmetic
-
-
-def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, "cases"]]:
-    """Return the distinct combinations of some counts, each as a list of its counts, and the number of each case's one."""
-    number = torch.zeros_like(counts[0])
-    for values in counts:
-        shifted = values - values.min()
-        # Numbers stay below the number of cases, so that the product does not overflow.
-        number, first = number_distinct(number * (shifted.max() + 1) + shifted)
-    return [values[first] for values in counts], number
-
-
-def _harmonic_between(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
-    """Return 1 / (a + 1) + ... + 1 / (a + d), without the loss of digits of a difference of two large sums."""
-    # Most groups are far from 0: to compute all takes less time than to pick those.
-    value = _harmonic_far_from_0(a, d)
-    near = (a < NEAR).nonzero().squeeze(1)
-    first_near = a[near] + 1
-    value[near] = torch.digamma(first_near + d[near]) - torch.digamma(first_near)
-    # One term needs no expansion, and is rounded once.
-    return torch.where(d == 1, 1 / (a + 1), value)
-
-
-def _harmonic_far_from_0(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
-    """Return 1 / (a + 1) + ... + 1 / (a + d) by the expansion of the harmonic number H_x around ln(x + 1/2).
-
-    The terms that are left out are below 1e-14 from a = `NEAR` on.
-    """
-    start = 1 / (a + 0.5)
-    end = 1 / (a + d + 0.5)
-    total = torch.log1p(d * start)
-    start_squared = start * start
-    end_squared = end * end
-    start_power = torch.ones_like(start)
-    end_power = torch.ones_like(end)
-    # The powers 2, 4 and 6 are products: `**` takes several times as long.
-    for factor in (1 / 24, -7 / 960, 31 / 8064):
-        start_power = start_power * start_squared
-        end_power = end_power * end_squared
-        total = total + factor * (end_power - start_power)
-    return total
 
 
 def _sum_columns(values: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries"]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional.means import class_means
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
@@ -22,7 +23,7 @@ from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import METRICS, is_pattern, requested_metric
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
-from fewshot_callbacks.functional.statistics import Interval, class_means
+from fewshot_callbacks.functional.statistics import Interval
 from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity, Ties
 from fewshot_callbacks.system.words import counted
 

@@ -17,12 +17,14 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import default_mode
-from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share, read_items
+from fewshot_callbacks.functional.item_reader import read_items
+from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share
+from fewshot_callbacks.functional.means import exact_mean
 from fewshot_callbacks.functional.neighbours import search
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
-from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, exact_mean
+from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval
 from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity
 from fewshot_callbacks.system.words import counted, none_has
 

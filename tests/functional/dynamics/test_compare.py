@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
-from fewshot_callbacks.functional.dynamics import p_value
+from fewshot_callbacks.functional.dynamics_comparison import p_value
 from tests.messages import missing_facts, refused
 
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes, summarize_accuracies
+from fewshot_callbacks.functional.episode_accuracy import summarize_accuracies
+from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes
 from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fewshot_callbacks import revisited_protocol
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional import evaluate_retrieval, requested_metric
+from fewshot_callbacks.functional.retrieval._tied_groups import depends_on_ties
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
     average_precision,
     average_precision_at_k,
-    depends_on_ties,
     inverse_penalty,
     reciprocal_rank,
     with_absent,

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.statistics import class_means, macro_mean, macro_mean_interval, mean_interval
+from fewshot_callbacks.functional.means import class_means, macro_mean
+from fewshot_callbacks.functional.statistics import macro_mean_interval, mean_interval
 from tests.cases import examples
 from tests.messages import refused
 

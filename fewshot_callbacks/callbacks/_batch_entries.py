@@ -1,0 +1,160 @@
+"""Entries of a batch or of a step's output: ids, groups and gallery flags of its items, and where its labels seem to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewshot_callbacks.callbacks._conduct import UsageError, describe, without_owner
+from fewshot_callbacks.callbacks.embedding_source import FUNCTION, Entry
+from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.metrics.item_batch import read_ids
+from fewshot_callbacks.system.words import counted
+
+# Names under which batches usually have labels.
+LABEL_NAMES = ("label", "labels", "target", "targets", "class", "classes", "y")
+
+
+def read_flag(entry: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
+    """Read the mask of the embeddings of a batch that belong to the gallery, (items,) on the CPU.
+
+    With several views of each item, the mask may hold one entry for each item.
+    """
+    flags = read_entry("gallery", entry, outputs, batch, owner, hint)
+    if isinstance(flags, np.ndarray | list) and all(isinstance(flag, bool | np.bool_) for flag in flags):
+        flags = torch.tensor(flags, dtype=torch.bool, device="cpu")
+    if not isinstance(flags, Tensor) or flags.ndim != 1:
+        raise UsageError(f"{owner}: gallery gave {describe(flags)}; expected one boolean for each item.")
+    mask = flags.detach().cpu().bool()
+    if len(mask) * views == items:
+        mask = mask.repeat(views)
+    if len(mask) != items:
+        raise UsageError(
+            f"{owner}: gallery has {counted(len(mask), 'entry')} for {counted(items, 'embedding')}. Expected one boolean "
+            "for each item."
+        )
+    return mask
+
+
+def read_names(
+    argument: str, entries: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
+) -> Labels:
+    """Return an id or a group for each embedding of a batch, on the CPU: equal if all entries are equal.
+
+    Args:
+        argument: Name of the monitor's argument, for messages; `ids` name items, and each view of an item gets one of its
+            own.
+        entries: One entry, or several, which together make the id or group.
+        outputs: What the step returned.
+        batch: What the step was called with.
+        items: Number of embeddings.
+        owner: Name of the callback, for messages.
+        views: Number of views of each item. There may then be one value for each item instead of each embedding.
+
+    Raises:
+        UsageError: If there is no such entry, or it does not hold an integer or a word for each embedding.
+    """
+    entry_list = [entries] if isinstance(entries, str | int) or callable(entries) else entries
+    columns = [read_entry(argument, entry, outputs, batch, owner) for entry in entry_list]
+    values = columns[0]
+    if len(columns) > 1:
+        lists = [_as_list(column) for column in columns]
+        lengths = [len(column) for column in lists]
+        if len(set(lengths)) > 1:
+            raise UsageError(f"{owner}: the entries {entry_list} of {argument} have {lengths} values. One each.")
+        values = [repr(row) for row in zip(*lists, strict=True)]
+    if views > 1 and hasattr(values, "__len__") and len(values) * views == items:
+        names = [str(name) for name in _as_list(values)]
+        values = names * views
+        if argument == "ids":
+            values = [f"{name}, view {view}" for view in range(views) for name in names]
+    try:
+        return read_ids(values, items, owner, argument)
+    except ValueError as error:
+        raise UsageError(
+            f"{owner}: {argument} gave {describe(values)}; expected an integer or a word for each of the {items} "
+            f"embeddings. {without_owner(error, owner)}"
+        ) from error
+
+
+def _as_list(column: Any) -> list[Any]:
+    """Return the values of a tensor or an array as Python's numbers, those of another sequence as they are."""
+    return column.tolist() if isinstance(column, Tensor | np.ndarray) else list(column)
+
+
+def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str, hint: str = "") -> Any:
+    """Return an entry of the step's output or of the batch, or the result of a function of both.
+
+    Raises:
+        UsageError: If there is no such entry.
+    """
+    if callable(entry):
+        return entry(outputs, batch)
+    if isinstance(entry, int):
+        try:
+            return batch[entry]
+        except (KeyError, IndexError, TypeError) as error:
+            raise UsageError(
+                f"{owner}({argument}={entry!r}): the batch is {describe(batch)} and has no such entry. Pass a position that "
+                f"it has, a key, or a function of (outputs, batch).{hint}"
+            ) from error
+    for mapping in (outputs, batch):
+        if isinstance(mapping, Mapping) and entry in mapping:
+            return mapping[entry]
+    raise UsageError(
+        f"{owner}({argument}={entry!r}): neither what the step returned ({describe(outputs)}) nor the batch "
+        f"({describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it.{hint}"
+    )
+
+
+def entry_of_labels(batch: Any, ids: Any = None) -> Any:
+    """Return the key or the position of a batch where labels seem to be; where nothing looks like them, a guess.
+
+    Args:
+        batch: The batch.
+        ids: Where its ids are, which are no labels.
+    """
+    if isinstance(batch, Mapping):
+        entries: dict[Any, Any] = dict(batch)
+        fallback: Any = "key"
+    elif isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) > 1:
+        entries = dict(list(enumerate(batch))[1:])
+        fallback = 1
+    else:
+        entries = {}
+        fallback = FUNCTION
+    candidates = [name for name, values in entries.items() if name != ids and _are_words_or_integers(values)]
+    named = [name for name in candidates if str(name).lower() in LABEL_NAMES]
+    # Values that all differ name items.
+    repeated = [name for name in candidates if len(set(_as_list(entries[name]))) < len(entries[name])]
+    return next(iter([*named, *repeated]), fallback)
+
+
+def _are_words_or_integers(values: Any) -> bool:
+    """Return whether an entry of a batch has an integer or a word for each item."""
+    if isinstance(values, Tensor):
+        return values.ndim == 1 and not values.is_floating_point()
+    return isinstance(values, list | tuple) and all(isinstance(value, str | int) for value in values)
+
+
+def is_pair(batch: Any) -> bool:
+    """Return whether a batch has two parts, of which the second may be the labels."""
+    return isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
+
+
+def are_views(first: Any, second: Any) -> bool:
+    """Return whether the two parts of a batch are inputs of one shape. Zeros and ones in the second part are labels."""
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    if first.shape != second.shape or second.ndim < 2:
+        return False
+    return second.is_floating_point() and not are_zeros_and_ones(second)
+
+
+def are_zeros_and_ones(values: Tensor) -> bool:
+    """Return whether a tensor holds nothing but 0 and 1."""
+    return bool(((values == 0) | (values == 1)).all())

@@ -1,0 +1,261 @@
+"""Judgements (qrels) by ids: they are read from dictionaries, sequences and files, and their ids become rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+
+from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.files.names import composed_form
+from fewshot_callbacks.files.text import Line, read_lines
+from fewshot_callbacks.functional._reading import as_list
+from fewshot_callbacks.system.words import counted, verb
+
+# Ids that a message shows.
+SHOWN = 3
+# What unknown='ignore' does with judgements of an unknown query or item, for messages.
+IGNORED = {"query": "leave these judgements out", "item": "count those that are relevant as never found"}
+
+
+def check_choices(call: str, at_least: Any, unknown: str) -> float:
+    """Return the smallest relevant grade of judgements.
+
+    Args:
+        call: The public function, for messages.
+        at_least: See `Relevance.from_judgements`.
+        unknown: See `Relevance.from_judgements`.
+
+    Raises:
+        ValueError: If `at_least` is no positive number, or `unknown` is neither `error` nor `ignore`.
+    """
+    least = as_grade(call, at_least, "at_least")
+    if not 0 < least < math.inf:
+        raise InputError(
+            f"{call}: at_least={at_least!r} must be a positive number: a grade of 0 is irrelevant. Pass the smallest "
+            "relevant grade, such as 1 or 2."
+        )
+    if unknown not in ("error", "ignore"):
+        raise InputError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
+    return least
+
+
+def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], Float[np.ndarray, "pairs"]]:
+    """Return queries, items and grades of all judgements."""
+    if isinstance(judgements, str | Path):
+        judgements = _read_file(call, Path(judgements))
+    if not isinstance(judgements, Mapping):
+        sides = [as_list(side) for side in judgements]
+        if len(sides) not in (2, 3) or len({*map(len, sides)}) > 1:
+            raise InputError(
+                f"{call}: judgements of lengths {', '.join(str(len(side)) for side in sides)} must be a dictionary, or two "
+                "or three sequences of one length: queries, items and perhaps grades."
+            )
+        queries, items = sides[:2]
+        values = sides[2] if len(sides) == 3 else [1] * len(queries)
+    else:
+        queries = []
+        items = []
+        values = []
+        for query, judged in judgements.items():
+            grade_of_item = judged if isinstance(judged, Mapping) else dict.fromkeys(judged, 1)
+            for item, grade in grade_of_item.items():
+                queries.append(query)
+                items.append(item)
+                values.append(grade)
+    return queries, items, np.array([as_grade(call, value) for value in values], np.float64)
+
+
+def as_grade(call: str, value: Any, name: str = "the grade") -> float:
+    """Return a grade as a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{call}: {name} {value!r} is no number. Pass numbers such as 0, 1, 2.") from None
+
+
+def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the queries, items and grades of a file of judgements, as strings."""
+    try:
+        lines = read_lines(file)
+    except ValueError as error:
+        raise InputError(f"{call}: {error}") from None
+    if lines and _is_heading(_columns(lines[0])):
+        lines = lines[1:]
+    rows = [_columns(line) for line in lines]
+    if not rows:
+        raise InputError(
+            f"{call}: {file} holds no judgement. Pass a file of lines with TREC's four columns (query, 0, item, grade), or "
+            "BEIR's three (query, item, grade)."
+        )
+    for line, row in zip(lines, rows, strict=True):
+        if len(row) not in (3, 4) or len(row) != len(rows[0]):
+            raise InputError(
+                f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements "
+                "has TREC's four (query, 0, item, grade), or BEIR's three (query, item, grade), with or without a heading."
+            )
+        if not _is_number(row[-1]):
+            raise InputError(
+                f"{call}: the grade in line {line.number} of {file} is {row[-1]!r}, no number. Grades are numbers such as 1."
+            )
+    return [row[0] for row in rows], [row[-2] for row in rows], [row[-1] for row in rows]
+
+
+def _is_heading(cells: list[str]) -> bool:
+    """Return whether the first line of a file names its columns: the grade is no number, nor is TREC's second column."""
+    return not _is_number(cells[-1]) and not (len(cells) == 4 and _is_number(cells[1]))
+
+
+def _columns(line: Line) -> list[str]:
+    """Return the cells between the tabs of a line, if these make columns of judgements, or else its words."""
+    between_tabs = line.cells("\t")
+    return between_tabs if len(between_tabs) in (3, 4) else line.words()
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def rows_of_ids(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> dict[Any, int]:
+    """Return judged id -> its row, for the ids that have a row.
+
+    Args:
+        call: The public function, for messages.
+        name: Name of the argument that holds the ids.
+        ids: Id of each row.
+        judged: Ids of the judgements.
+    """
+    judged_ids = set(judged)
+    row_of_id: dict[Any, int] = {}
+    for row, row_id in enumerate(as_list(ids)):
+        if row_id not in judged_ids:
+            continue
+        if row_id in row_of_id:
+            raise InputError(
+                f"{call}: {name} holds {row_id!r} in rows {row_of_id[row_id]} and {row}. Each id names one row."
+            )
+        row_of_id[row_id] = row
+    return row_of_id | _rows_in_other_forms(ids, judged_ids - row_of_id.keys())
+
+
+def _rows_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
+    """Return the row of each word that only one id spells, in the other normal form of Unicode."""
+    word_of_form = {composed_form(word): word for word in missing if isinstance(word, str) and not word.isascii()}
+    if not word_of_form:
+        return {}
+    rows: dict[Any, list[int]] = {word: [] for word in word_of_form.values()}
+    for row, row_id in enumerate(as_list(ids)):
+        if isinstance(row_id, str) and composed_form(row_id) in word_of_form:
+            rows[word_of_form[composed_form(row_id)]].append(row)
+    return {word: of_word[0] for word, of_word in rows.items() if len(of_word) == 1}
+
+
+def refuse_unknown_ids(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:
+    """Refuse ids that no row has, unless they are to be left out.
+
+    Args:
+        call: The public function, for messages.
+        unknown: See `Relevance.from_judgements`.
+        sides: Name of each side, the ids of its judgements, and the row of each known id.
+    """
+    if unknown != "error":
+        return
+    for name, judged, row_of_id in sides:
+        missing = [judged_id for judged_id in dict.fromkeys(judged) if judged_id not in row_of_id]
+        if missing:
+            examples = ", ".join(map(repr, missing[:SHOWN]))
+            if len(missing) > SHOWN:
+                examples += ", ..."
+            raise InputError(
+                f"{call}: no {name} has the ids {examples} ({len(missing)} in all) of the judgements. Pass the ids of the "
+                f"rows as the judgements write them (strings or integers), or unknown='ignore' to {IGNORED[name]}."
+            )
+
+
+def item_numbers(
+    judged_items: Sequence[Any], row_of_item: Mapping[Any, int], items: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return the number of the item of each judgement, and how many numbers there are.
+
+    An item of the gallery has the number of its row; others are numbered from `items` on.
+    """
+    number_of_absent: dict[Any, int] = {}
+    numbers = []
+    for item in judged_items:
+        if item in row_of_item:
+            numbers.append(row_of_item[item])
+        else:
+            numbers.append(number_of_absent.setdefault(item, items + len(number_of_absent)))
+    return np.array(numbers, np.int64), items + len(number_of_absent)
+
+
+def finite_grades(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "pairs"]:
+    """Return the grades, if all are finite."""
+    return _checked_grades(call, grades, np.isfinite(grades), "is not finite")
+
+
+def positive_grades(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "pairs"]:
+    """Return the grades of relevant items, if all are finite and positive."""
+    return _checked_grades(call, grades, np.isfinite(grades) & (grades > 0), "is no finite positive number")
+
+
+def _checked_grades(
+    call: str, grades: Float[np.ndarray, "pairs"], is_valid: NDArray[np.bool_], fact: str
+) -> Float[np.ndarray, "pairs"]:
+    """Return the grades, if all are valid; else the message states a fact on those that are not."""
+    wrong = grades[~is_valid]
+    if len(wrong):
+        raise InputError(
+            f"{call}: {counted(len(wrong), 'grade')} {verb(len(wrong), 'is', 'are')} wrong: {wrong[0]:g} {fact}. Grades "
+            "are numbers such as 0, 1, 2."
+        )
+    return grades
+
+
+def distinct_judgements(
+    call: str,
+    rows: Int[np.ndarray, "pairs"],
+    items: Int[np.ndarray, "pairs"],
+    grades: Float[np.ndarray, "pairs"],
+    numbers: int,
+    ids: tuple[Sequence[Any], Sequence[Any]],
+) -> Int[np.ndarray, "different"]:
+    """Return the judgements in the order of queries and items; one that is there twice comes once.
+
+    Judgements of queries that are not among the rows are left out.
+
+    Args:
+        call: The public function, for messages.
+        rows: Row of the query of each judgement; -1 for none.
+        items: Number of its item.
+        grades: Its grade.
+        numbers: How many numbers of items there are.
+        ids: Its query and its item, as they are written.
+    """
+    keys = rows * numbers + items
+    order = np.argsort(keys, kind="stable")
+    order = order[rows[order] >= 0]
+    keys = keys[order]
+    values = grades[order]
+    # whether a judgement is of the same pair as the one before it
+    repeats = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
+    differs = repeats & (values != np.append(np.nan, values[:-1])[: len(values)])
+    if differs.any():
+        query_ids, item_ids = ids
+        first = int(order[differs][0])
+        number = int(differs.sum())
+        raise InputError(
+            f"{call}: {counted(number, 'pair')} {verb(number, 'is', 'are')} judged twice with two grades, such as query "
+            f"{query_ids[first]!r} and item {item_ids[first]!r}. Keep one of them."
+        )
+    different: NDArray[np.int64] = order[~repeats]
+    return different
