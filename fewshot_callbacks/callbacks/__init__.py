@@ -21,7 +21,7 @@ from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonito
 from fewshot_callbacks.callbacks.verification import VerificationMonitor
 from fewshot_callbacks.system.extras import missing_extra
 
-# What logs numbers alone needs neither Matplotlib nor Pillow, and stays usable where the extra is not installed.
+# Callbacks that only log numbers need neither Matplotlib nor Pillow, and work without the extra.
 try:
     from fewshot_callbacks.callbacks.embedding_map import EmbeddingMap
     from fewshot_callbacks.callbacks.panels import RetrievalPanels

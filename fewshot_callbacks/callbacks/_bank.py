@@ -21,7 +21,7 @@ class Bank:
     """Training items with the embeddings that they have in one validation.
 
     They are embedded after its first batch, with the weights of its steps: the end of the epoch would be too late, since a
-    callback that averages weights exchanges them for the steps alone, and may have changed them back by then.
+    callback that averages weights only exchanges them for the steps, and may have changed them back by then.
 
     Args:
         items: The items.
@@ -36,7 +36,7 @@ class Bank:
         self.clear()
 
     def is_for(self, items: BankItems, groups: Entry | Sequence[Entry] | None) -> bool:
-        """Return whether these items, with these groups, are those of the bank, or the bank can have the groups, too."""
+        """Return whether the bank has these items, and has these groups or can still add them."""
         has_groups = groups is None or self.groups in (None, groups)
         return self.items.are_those_of(items) and has_groups
 
@@ -46,7 +46,8 @@ class Bank:
 
     def clear(self) -> None:
         """Drop what was embedded."""
-        # the items of this process; and its part without repeated items, joined when the first set is measured
+        # the items of this process, and the process's part without repeated items, joined when the first set is
+        # measured
         self._store: EmbeddingStore | None = None
         self._shard: Shard | None = None
         # why the items could not be embedded
@@ -72,7 +73,8 @@ class Bank:
         """Embed the items, or compare the weights with those that embedded them; once for each loader.
 
         Returns:
-            Whether the weights of this loader's steps are those of the items. An error of the items is raised by `check`.
+            Whether the weights of this loader's steps are the weights of the items. `check` raises an error of the
+            items.
         """
         if loader not in self._has_same_weights:
             weights = weight_fingerprints(trainer.lightning_module)
@@ -83,10 +85,11 @@ class Bank:
         return self._has_same_weights[loader]
 
     def embed_without_batch(self, trainer: Trainer) -> bool:
-        """Embed the items at the end of a validation of which this process had no batch.
+        """Embed the items at the end of a validation without a batch for this process.
 
         Returns:
-            Whether the weights are still those of the validation's begin, and so those of the steps of other processes.
+            Whether the weights are still the same as at the start of the validation, and so as in other processes'
+            steps.
         """
         if self.is_embedded:
             return True
@@ -99,7 +102,7 @@ class Bank:
         """Embed this process's share; an error is kept for every monitor that asks."""
         try:
             self._store = self.items.embedded(trainer, self.embedder, self.groups)
-        except Exception as error:  # a metric must not end a training
+        except Exception as error:  # a metric must not end the run
             self._error = error
 
     def check(self) -> None:

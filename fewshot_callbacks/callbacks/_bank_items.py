@@ -30,10 +30,10 @@ from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import Replica, move_batch, replica_of
 from fewshot_callbacks.trainer.side_effects import evaluation_mode, preserved_random_states
 
-# Number of items of a batch where no loader says it.
+# Batch size if no loader sets one.
 BATCH_SIZE = 64
 
-# Positions of two batches differ by this number, so that no batch has as many items.
+# Positions of two batches differ by this number. It is larger than any batch.
 POSITIONS_OF_BATCH = 2**31
 
 # Names under which a table keeps the label of each row.
@@ -52,9 +52,10 @@ class Table(Protocol):
 
 
 # A data set, a loader of one, or a function of the Trainer that returns either.
-# With a parameter, jsonargparse would take no class derived from Dataset; without Any, none that only fits a protocol.
+# With a type parameter, jsonargparse would reject classes derived from Dataset. Without Any, it would reject classes
+# that only match a protocol.
 BankData = Dataset | DataLoader | Table | Callable[[Trainer], Any] | NoFile | Any  # type: ignore[type-arg]
-# The words in place of them.
+# Words that replace data.
 BankWord = Literal["train", "gallery", "self"]
 
 
@@ -194,14 +195,14 @@ class BankItems:
         )
 
     def _entries(self, loader: Any) -> list[Any] | None:
-        """Return what the sampler of a loader gives: the indices of each batch; None for a stream.
+        """Return the sampler's indices of each batch; None for a stream.
 
         Raises:
             UsageError: If classes are to be drawn from a stream, or a stream has no ids on several processes.
         """
         if _is_stream(loader):
             if self.draw is not None:
-                # A loader of this package may hold the user's stream.
+                # A loader of this package may wrap the user's stream.
                 given = loader.dataset if type(loader) is DataLoader else loader
                 raise UsageError(
                     f"{self.owner}: classes cannot be drawn from bank ({type(given).__name__}), a stream without "
@@ -213,7 +214,7 @@ class BankItems:
         return entries if self.draw is None else self._drawn(loader, entries, self.draw)
 
     def _drawn(self, loader: DataLoader[Any], entries: Sequence[Any], draw: ClassDraw) -> list[Any]:
-        """Return the indices of a sample, in batches of the size of the loader's."""
+        """Return the indices of a sample, in batches of the loader's batch size."""
         # Sorted, so that a loader that shuffles does not change what the seed draws.
         pool = torch.tensor(sorted({index for entry in entries for index in _indices(entry)}), dtype=torch.int64)
         labels = self._labels_of(loader.dataset)[pool]
@@ -240,7 +241,7 @@ class BankItems:
         )
 
     def _dealt(self, loader: DataLoader[Any], entries: Sequence[Any]) -> _Batches:
-        """Return the batches of this process: every n-th, and one that counts for nothing where others have one more."""
+        """Return the batches of this process: every n-th, and an uncounted one where other processes have one more."""
         replica = self._replica
         own = list(entries[replica.number :: replica.replicas])
         steps = math.ceil(len(entries) / replica.replicas)
@@ -280,7 +281,7 @@ class BankItems:
         store = EmbeddingStore(call=f"{self.owner}(bank=...)")
         module = trainer.lightning_module
         description = "Embedding training classes"
-        # This happens inside an epoch of validation: other monitors must not take these outputs for those of a step.
+        # This happens inside an epoch of validation: other monitors must not take these outputs for outputs of a step.
         with (
             hooks_ignored(),
             evaluation_mode(module),
@@ -312,7 +313,7 @@ class BankItems:
     def _columns(
         self, embed: Embedder, batch: Any, items: int, groups: Entry | Sequence[Entry] | None
     ) -> dict[Hashable, Labels]:
-        """Return the ids and the groups of a batch, as far as there are any."""
+        """Return the ids and the groups of a batch, if there are any."""
         source = embed.reader.source
         columns: dict[Hashable, Labels] = {}
         if groups is not None:
@@ -335,7 +336,7 @@ def has_entry(entry: Entry, batch: Any) -> bool:
 
 
 def _lasting(error: Exception, fact: str) -> Exception:
-    """Return an error as one that every epoch would repeat, and which the sanity check therefore raises."""
+    """Return an error that the sanity check raises, because every epoch would repeat it."""
     if isinstance(error, UsageError):
         return error
     return UsageError(
@@ -344,7 +345,7 @@ def _lasting(error: Exception, fact: str) -> Exception:
 
 
 def _is_stream(loader: Any) -> bool:
-    """Return whether a loader gives batches without saying which items they hold."""
+    """Return whether a loader gives batches without item indices."""
     return (
         not isinstance(loader, DataLoader)
         or isinstance(loader.dataset, IterableDataset)
@@ -353,16 +354,17 @@ def _is_stream(loader: Any) -> bool:
 
 
 def _listed(loader: DataLoader[Any], owner: str) -> list[Any]:
-    """Return what the sampler of a loader gives in one pass.
+    """Return the entries that the sampler of a loader gives in one pass.
 
     Raises:
         UsageError: If the pass does not end.
     """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    # A sampler may repeat items. One that gives ten times as many indices as there are items, and more than its length, is
-    # taken for endless; the constant leaves room for small data sets. The length alone may be an estimate.
+    # A sampler may repeat items. A sampler is considered endless if it gives ten times as many indices as there are
+    # items, and more than its length. The constant leaves room for small data sets. The length alone may be an
+    # estimate.
     most = 10 * len(loader.dataset) + 1000  # type: ignore[arg-type]
-    with suppress(NotImplementedError, TypeError):  # a `BatchSampler` asks its sampler, which may have no length
+    with suppress(NotImplementedError, TypeError):  # the sampler of a `BatchSampler` may have no length
         most = max(most, len(sampler))
     entries = list(islice(sampler, most + 1))
     if len(entries) > most:
@@ -375,7 +377,7 @@ def _listed(loader: DataLoader[Any], owner: str) -> list[Any]:
 
 
 def _indices(entry: Any) -> list[Any]:
-    """Return the indices of a batch; a batch that is made of a single index has one."""
+    """Return the indices of a batch, also of a batch that is a single index."""
     if hasattr(entry, "tolist"):
         entry = entry.tolist()
     return list(entry) if isinstance(entry, list | tuple | range) else [entry]
@@ -384,8 +386,8 @@ def _indices(entry: Any) -> list[Any]:
 def _united(entries_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the batches of all processes without repeated indices.
 
-    The samplers of all processes give the same, or the same in another order, or each process has its part. Whichever it
-    is, each index counts once.
+    The samplers of all processes may give the same entries, the same in another order, or separate parts. In each case
+    every index counts once.
     """
     seen: set[Hashable] = set()
     united: list[Any] = []
@@ -405,7 +407,7 @@ def _united(entries_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
 def _rebuilt(loader: DataLoader[Any], entries: Sequence[Any]) -> DataLoader[Any]:
     """Return a loader that reads these batches as another loader does.
 
-    The user's own loader is never iterated: it may be the loader of the training, in the middle of an epoch.
+    The user's own loader is never iterated: it may be the training loader, in the middle of an epoch.
     """
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
     options: dict[str, Any] = {name: getattr(loader, name) for name in names}
@@ -416,13 +418,13 @@ def _rebuilt(loader: DataLoader[Any], entries: Sequence[Any]) -> DataLoader[Any]
 
 
 def _count_from(first: int, step: int = 1) -> Iterable[int]:
-    """Return the numbers first, first + step, ... each time they are iterated; there are more than any run has batches."""
+    """Return an iterable of first, first + step, ...; it has more numbers than any run has batches."""
     return range(first, 2**62, step)
 
 
 @contextmanager
 def _preserved_generators(loader: DataLoader[Any]) -> Iterator[None]:
-    """Restore the generators of a loader and its samplers after the block: the training may draw from them, too."""
+    """Restore the generators of a loader and its samplers after the block: training may draw from them, too."""
     samplers = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     found = {id(part): part for part in (getattr(sampler, "generator", None) for sampler in samplers)}
     generators = [generator for generator in found.values() if isinstance(generator, torch.Generator)]
@@ -437,7 +439,7 @@ def _preserved_generators(loader: DataLoader[Any]) -> Iterator[None]:
 def labels_in(dataset: Any, call: str) -> Any:
     """Return the label of each item of a data set without reading an item; None if it has no labels.
 
-    Labels are its attribute `labels` or `targets`; those of the data set of a `Subset`, or of the parts of a
+    Labels are its attribute `labels` or `targets`; the labels of the data set of a `Subset`, or of the parts of a
     `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.
 
     Args:
@@ -445,7 +447,7 @@ def labels_in(dataset: Any, call: str) -> Any:
         call: The callback and its argument, for messages.
 
     Raises:
-        ValueError: If labels of a `Subset` or of a part are no labels.
+        ValueError: If labels of a `Subset` or of a part are not labels.
     """
     for name in ("labels", "targets"):
         if getattr(dataset, name, None) is not None:

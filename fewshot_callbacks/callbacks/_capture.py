@@ -45,7 +45,7 @@ class Capture:
     module between two batches meets it. Compiled code runs only hooks that were there when it was compiled, so in a compiled
     module the hook stays from `attach` to `detach`.
 
-    These calls are left out: calls outside a step, as of another callback; calls while autograd runs, which are those of
+    These calls are left out: calls outside a step, as of another callback; calls while autograd runs, as in
     activation checkpointing; and calls before the step ran again or the weights changed, as a closure of L-BFGS makes them.
 
     Args:
@@ -144,7 +144,7 @@ class Capture:
 
 
 class _Hook:
-    """The forward hook of a capture. A copy of the submodule, or a file of it, has a hook that does nothing."""
+    """The forward hook of a capture. In a copied or pickled submodule, the hook does nothing."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -153,6 +153,6 @@ class _Hook:
         self.capture.keep(submodule, inputs, output)
 
     def __reduce__(self) -> Any:
-        # Three arguments are passed to a hook, as to `__exit__`, and this one does nothing. It can be loaded where this
-        # package is not installed.
+        # A hook gets three arguments, as `__exit__` does, and this `__exit__` does nothing. It can be unpickled where
+        # this package is not installed.
         return getattr, (nullcontext(), "__exit__")

@@ -1,6 +1,6 @@
 """Base of the monitors that measure whole sets, which a `Collection` reads once for all monitors with the same source.
 
-A validation or a test runs in this order (`Collection` says what it holds between two of the hooks):
+A validation or a test runs in this order (`Collection` describes its contents between the hooks):
 
     setup                on every rank; joins the collection of the source, or makes it
     on_*_start           adds the hook to the submodule that embeddings come from
@@ -75,7 +75,7 @@ class CollectingMonitor(EvaluationMonitor):
         groups: Entries with the group of each item; None if groups are not heeded.
         needs_labels: Whether nothing can be measured without labels.
         takes_targets: Whether labels may be the targets of a regression.
-        keeps_items: Whether the items are needed at the end. Without, `_see_batch` sees each batch alone.
+        keeps_items: Whether the items are needed at the end. If not, `_see_batch` only sees one batch at a time.
 
     Raises:
         ValueError: If the source is of no known form, or `name` or `loaders` is empty.
@@ -84,7 +84,7 @@ class CollectingMonitor(EvaluationMonitor):
     # whether items may have several labels each, and whether steps may give the embeddings of two encoders
     _takes_label_sets = False
     _takes_two_encoders = False
-    # name of a value, without stage and loader -> which values are better; without an entry neither are
+    # name of a value, without stage and loader -> which values are better; no entry if neither are
     _better: Mapping[str, Better] = {}
 
     # Ends of messages, which subclasses replace.
@@ -124,14 +124,13 @@ class CollectingMonitor(EvaluationMonitor):
         # An index names a loader; a name may be that of a loader or of a flag.
         if gallery is not None and not isinstance(gallery, int):
             columns = [*columns, Column(FLAG, gallery)]
-        # the column of groups
         self._groups = (
             None if groups is None else Column("groups", tuple(groups) if isinstance(groups, list) else groups)
         )
         if self._groups is not None:
             columns = [self._groups, *columns]
         self._member = Member(owner, columns, needs_labels, takes_targets, keeps_items)
-        # Until the setup it is this monitor's own.
+        # Before the setup it is not shared.
         self._collection = Collection(self.source, owner)
         self._clear()
 
@@ -139,7 +138,7 @@ class CollectingMonitor(EvaluationMonitor):
 
     @abstractmethod
     def _names(self) -> Sequence[str]:
-        """Return the names of all values that a set may have, without stage and end of the key; empty if none is known."""
+        """Return the names of all values that a set may have, without stage and end of the key; empty if unknown."""
 
     @abstractmethod
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
@@ -152,28 +151,28 @@ class CollectingMonitor(EvaluationMonitor):
         """
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
-        """Look at a batch that was read; an error counts for its loader. By default nothing is done."""
+        """Process a batch that was read; an error counts for its loader. By default nothing is done."""
 
     def _clear(self) -> None:
-        """Drop what was kept of a validation beside the collection: before and after it, and at the end of a run."""
+        """Reset the state of a validation outside the collection: before and after it, and at the end of a run."""
         # errors of this rank in `_see_batch`, by loader
         self._own_errors: dict[int, Exception] = {}
         # indices of the loaders whose batches are read; a validation finds them at its start
         self._loaders_read: Container[int] = ()
 
     def _after_set(self, trainer: Trainer, stage: str, measured_set: MeasuredSet, has_values: bool) -> None:
-        """Hand on a set after its values were logged. *Collective*. By default nothing is done."""
+        """Pass a set on after its values were logged. *Collective*. By default nothing is done."""
 
     def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
         """Return the names of values that are NaN if a set cannot be measured. *Collective*."""
         return self._names()
 
     def _is_measured(self, trainer: Trainer) -> bool:
-        """Return whether this validation is measured: by default each is."""
+        """Return whether this validation is measured: by default always."""
         return True
 
     def _check(self, trainer: Trainer) -> None:
-        """Make checks at the end of an epoch that may fail on one rank alone; not collective.
+        """Check at the end of an epoch what may fail on only one rank; not collective.
 
         Raises:
             UsageError: If the gallery, the labels or the encoders are not what this monitor can measure.
@@ -206,7 +205,7 @@ class CollectingMonitor(EvaluationMonitor):
         sharing = [monitor for monitor in monitors if monitor.source == self.source]
         # A monitor is not in the list if a callback of the user hands its hooks on to it.
         first = sharing[0] if self in sharing else self
-        # Lightning sets callbacks up in their order: the collection of the first one is that of this run.
+        # Lightning sets callbacks up in their order, so the first one's collection is the collection of this run.
         owner = self._policy.owner
         self._collection = Collection(self.source, owner) if first is self else first._collection
         self._collection.join(self._member)
@@ -216,7 +215,7 @@ class CollectingMonitor(EvaluationMonitor):
         self._clear()
 
     def _tell_of_similar_sources(self, monitors: Sequence[CollectingMonitor]) -> None:
-        """Say which monitors read the same embeddings a second time, and what keeps them apart."""
+        """Report monitors that read the same embeddings again, and how their sources differ."""
         for other in monitors[: monitors.index(self)] if self in monitors else ():
             both_keep_items = other._member.keeps_items and self._member.keeps_items
             if both_keep_items and other.source.source == self.source.source:
@@ -258,13 +257,13 @@ class CollectingMonitor(EvaluationMonitor):
         """Begin a new set.
 
         Raises:
-            UsageError: If there is no such loader as the settings name.
+            UsageError: If a loader that the settings name does not exist.
         """
-        # Before the first batch: a validation may be long.
+        # This check runs before the first batch, since a validation may be long.
         with self._policy.handling(f"What {self._policy.owner} logs is NaN."):
             self._check_loaders(trainer)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            # Without a sanity check the loaders were not known at the start of the training.
+            # Without a sanity check the loaders were unknown at the start of training.
             self._check_keys(trainer)
         self._clear()
         self._loaders_read = self._read_loaders(trainer)
@@ -294,20 +293,20 @@ class CollectingMonitor(EvaluationMonitor):
             self._see_batch(trainer, dataloader_idx, read, batch)
             if read.first == 0 and self._needs_bank(trainer):
                 self._see_weights(trainer, dataloader_idx)
-        except Exception as error:  # a metric must not end a training
+        except Exception as error:  # a metric must not end the run
             self._own_errors[dataloader_idx] = error
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the sets, before checkpoints and early stopping read the values. *Collective*."""
         errors = self._own_errors | self._collection.failures(self._member)
-        # Loaders that others alone read concern others alone.
+        # Loaders that only other monitors read only concern them.
         failures = {loader: error for loader, error in errors.items() if loader in self._loaders_read}
         try:
             self._check_loaders(trainer)
             self._check(trainer)
             self._check_bank(trainer, has_failed=bool(failures))
-        except Exception as error:  # a metric must not end a training
-            # It counts for all loaders that have no error of their own.
+        except Exception as error:  # a metric must not end the run
+            # The error counts for all loaders that have no error of their own.
             for loader in range(len(suffixes(trainer)) or 1):
                 failures.setdefault(loader, error)
         failed = gather_errors(failures)
@@ -334,17 +333,17 @@ class CollectingMonitor(EvaluationMonitor):
         """Let the bank embed its items after the first batch of a loader.
 
         Raises:
-            UsageError: If the weights of another loader's steps were others.
+            UsageError: If the weights differed in the steps of another loader.
         """
         assert self._training_bank is not None
         if not self._training_bank.after_first_batch(trainer, loader):
             raise changed_weights(self._policy.owner, self._remedy_for_weights)
 
     def _check_bank(self, trainer: Trainer, has_failed: bool) -> None:
-        """Embed the training items if this rank had no batch; raise an error that has waited for the end of the epoch.
+        """Embed the training items if this rank had no batch; raise a deferred error.
 
         Raises:
-            UsageError: If the weights may differ from those of the steps of other ranks.
+            UsageError: If the weights may differ from the weights in the steps of other ranks.
         """
         if not self._needs_bank(trainer):
             return
@@ -370,7 +369,7 @@ class CollectingMonitor(EvaluationMonitor):
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         """Measure the sets one after the other, and log the values of each. *Collective*."""
         self._collection.agree()
-        # Where the settings name no loader that there is, a set without a side takes the error.
+        # If the settings name no existing loader, a set without a side takes the error.
         sets = self._sets(trainer) or [MeasuredSet("", "", [])]
         for number, measured_set in enumerate(sets):
             values = self._values_of_set(trainer, stage, measured_set, failed)
@@ -383,7 +382,7 @@ class CollectingMonitor(EvaluationMonitor):
             logged = {f"{prefix}/{name}{suffix}": value for name, value in values.items()}
             self._log(trainer, pl_module, logged, next(iter(logged), None) if self.prog_bar else None)
             self._after_set(trainer, stage, measured_set, has_values)
-            # The embeddings of this set are freed before the next evaluation takes memory.
+            # This frees the embeddings of the set before the next evaluation takes memory.
             needed = {side for later_set in sets[number + 1 :] for side in later_set.sides}
             self._collection.done_with(self._member, set(measured_set.sides) - needed)
 
@@ -407,21 +406,21 @@ class CollectingMonitor(EvaluationMonitor):
         return values
 
     def _shard(self, side: Side) -> Shard:
-        """Return this process's part of a side, with groups if there are any; warn of items that are, or may be, repeated.
+        """Return this process's part of a side, with groups if there are any; warn of possible repeats.
 
         *Collective*.
         """
         self._warn_of_repeats(side)
         shard = self._collection.shard(side)
         if shard.labels.are_targets and not self._member.takes_targets:
-            # All batches were zeros and ones, which are targets to others.
+            # All batches were zeros and ones, which other monitors read as targets.
             shard = shard._replace(labels=as_labels(shard.labels.values, "labels", self._policy.owner, sets=True))
         if shard.note is not None:
             self._policy.warn(f"{self._policy.owner}: {shard.note} (Shown once.)", kind="ids")
         return shard if self._groups is None else shard._replace(groups=shard.columns[self._groups])
 
     def _warn_of_repeats(self, side: Side) -> None:
-        """Warn if items of a side may have come to several processes, and no id tells. *Collective*."""
+        """Warn if items of a side may have come to several processes without ids to identify them. *Collective*."""
         dealing = self._collection.dealing(side)
         if dealing.reason is None or self.source.ids is not None:
             return
@@ -434,7 +433,7 @@ class CollectingMonitor(EvaluationMonitor):
             f"Pass {self.source.as_argument(ids=ids)}, an entry of the batch or of the step's output that names each item, "
             f"or {once}"
         )
-        # Other monitors of the same source would say the same.
+        # Other monitors of the same source would repeat the warning.
         if remedy in self._collection.remedies_told:
             return
         self._collection.remedies_told.add(remedy)
@@ -451,14 +450,14 @@ class CollectingMonitor(EvaluationMonitor):
     def _ids_are_shared(self, sides: Sequence[Side]) -> bool:
         """Return whether an id names the same item among the queries and in the gallery.
 
-        Ids of two encoders name different things, such as images and texts.
+        Ids of two encoders identify different things, such as images and texts.
         """
         return self.source.ids is not None and len(sides) == 2 and not self._collection.has_two_encoders
 
     def _awaited(self, trainer: Trainer, measured_set: MeasuredSet, names: Iterable[str]) -> list[str]:
         """Return the names of values that a checkpoint or a scheduler waits for; without a value they are logged as NaN.
 
-        A key that is missing would end the training.
+        A missing key would end the run.
         """
         watched = {watcher.key for watcher in watchers(trainer)}
         prefix = self._key(stage_of(trainer), measured_set.direction)

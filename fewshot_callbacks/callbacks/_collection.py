@@ -52,7 +52,7 @@ class Member:
         columns: What is read of each item for it.
         needs_labels: Whether it can do nothing without labels.
         takes_targets: Whether labels may be the targets of a regression.
-        keeps_items: Whether it needs the items at the end. Without, it sees each batch alone.
+        keeps_items: Whether it needs the items at the end. If not, it only sees one batch at a time.
     """
 
     owner: str
@@ -118,7 +118,7 @@ class Collection:
 
         join         in `setup`, once in a run. All members have joined before the first validation.
         begin        at the start of the epoch. *Collective*. The first member drops what an aborted validation has left, so
-                     that nothing is held until the first step.
+                     that nothing is in memory until the first step.
         expect       before a step of a loader that the monitor reads. From now on the submodule's output is captured.
         read         after that step. The first member reads the batch and appends it to the store of its side; the others
                      get the same `Batch`. An error waits: see `failures`.
@@ -140,10 +140,10 @@ class Collection:
     """
 
     def __init__(self, source: EmbeddingSource, owner: str) -> None:
-        # It is dropped at once. A folder that cannot be written to is an error now, at the setup.
+        # The store is dropped at once. It raises an error here, at the setup, if the folder cannot be written to.
         EmbeddingStore(source.spill_to, owner)
         self.source = source
-        # how repeated items could be told, as monitors of this source have said in this run
+        # remedies for repeated items that monitors of this source have reported in this run
         self.remedies_told: set[str] = set()
         self.labels = LabelReader(takes_sets=True)
         self.reader = EmbeddingReader(source, owner, needs_labels=False, labels=self.labels)
@@ -169,11 +169,11 @@ class Collection:
         self.seen: Counter[int] = Counter()
         self.batches: Counter[int] = Counter()
         self._step: _Step | None = None
-        # what other processes know, asked once
+        # facts of other processes, exchanged once
         self._has_agreed = False
         self._dealings: dict[Side, Dealing] = {}
-        # Members that have begun this validation, compared by identity. It is empty if and only if no items are held: items
-        # come after `begin`, and this method drops both.
+        # Members that have begun this validation, compared by identity. It is empty if and only if no items are in
+        # memory: items come after `begin`, and this method drops both.
         self._begun: list[Member] = []
         # members that need no more of a side, and those that have finished
         self._done: dict[Side, list[Member]] = defaultdict(list)
@@ -187,7 +187,7 @@ class Collection:
         """Take part in each validation of the run."""
         self._members.append(member)
         self.labels.takes_targets = self.labels.takes_targets or member.takes_targets
-        # What cannot be read concerns all of them.
+        # A read error concerns all members.
         self.reader.owner = _owners(self._members)
         self.labels.owner_of_classes = _owners(known for known in self._members if not known.takes_targets)
 
@@ -209,7 +209,7 @@ class Collection:
         """Add the hook to the submodule that embeddings come from.
 
         Raises:
-            UsageError: If there is no such submodule, or not that of `embed`.
+            UsageError: If the submodule of `source` or of `embed` does not exist.
         """
         self.reader.attach(module)
         if self.source.embed is not None:
@@ -237,7 +237,7 @@ class Collection:
         self._begun.append(member)
 
     def done_with(self, member: Member, sides: Iterable[Side]) -> None:
-        """Say that a member needs these sides no more; those that no member needs are dropped."""
+        """Record that a member no longer needs these sides; sides that no member needs are dropped."""
         for side in sides:
             self._done[side.undivided].append(member)
             finished = [*self._done[side.undivided], *self._finished]
@@ -277,11 +277,11 @@ class Collection:
         return result
 
     def _read_once(self, trainer: Trainer, step: _Step, outputs: Any, batch: Any) -> Batch | None:
-        """Read a batch and append it; an error waits for the end of the epoch."""
+        """Read a batch and append it. An error is deferred to the end of the epoch."""
         loader = step.loader
         self.batches[loader] += 1
         if loader in self._errors.by_loader:
-            # A set that lacks a batch is no set.
+            # A set without one of its batches is not measured.
             self.reader.stop_capture()
             return None
         try:
@@ -290,7 +290,7 @@ class Collection:
                 self._see_whether_labelled(loader, by_encoder[0], batch, step_of(trainer))
             for encoder, labelled in enumerate(by_encoder):
                 self._append(Side(loader, encoder), step.awaited_by, labelled, outputs, batch)
-        except Exception as error:  # a metric must not end a training
+        except Exception as error:  # a metric must not end the run
             self._errors.by_loader[loader] = error
             return None
         first = self.seen[loader]
@@ -317,7 +317,7 @@ class Collection:
         return both
 
     def _see_whether_labelled(self, loader: int, labelled: LabelledEmbeddings, batch: Any, step: str) -> None:
-        """Keep the error of members that need labels, if there are none.
+        """Store an error for members that need labels, if there are none.
 
         Raises:
             ValueError: If only some batches of a loader have labels.
@@ -330,20 +330,20 @@ class Collection:
             )
         if not has_labels and loader not in self._errors.no_labels:
             error = self.reader.no_labels(batch, step, _owners(known for known in self._members if known.needs_labels))
-            # A step that has given labels before may give some again.
+            # A step that has given labels before may give labels again.
             was_successful = step in self.reader.successful_steps
             self._errors.no_labels[loader] = InputError(str(error)) if was_successful else error
 
     def _append(
         self, side: Side, members: Sequence[Member], labelled: LabelledEmbeddings, outputs: Any, batch: Any
     ) -> None:
-        """Append the items of a batch to a side, with the ids and columns that members ask for."""
+        """Append the items of a batch to a side, with the requested ids and columns."""
         if not self.replica.is_first or not any(member.keeps_items for member in members):
             return
         embeddings, labels = labelled
         items = len(embeddings)
         if len(labels) != items:
-            # A store asks for a label of each item. Nobody reads these.
+            # A store needs a label for each item. These labels are never read.
             labels = Labels(torch.zeros(items, dtype=torch.int64, device="cpu"))
         columns: dict[Hashable, Labels] = {}
         ids: Any = self.source.ids
@@ -437,7 +437,7 @@ class Collection:
             length = None if reasons else unpadded_length(dataloader, self.replica)
             has_one_of_each = all(is_one_of_each for _, _, is_one_of_each in by_rank)
             if length is not None and not has_one_of_each:
-                # Such as several texts of an image: the rows of this encoder are not the samples that were dealt.
+                # The rows of this encoder are not the samples that were dealt, such as several texts of an image.
                 if length % self.replica.replicas:
                     reasons.append("this encoder gives other numbers of embeddings than the first")
                 length = None
@@ -458,5 +458,5 @@ class Collection:
 
 
 def _owners(members: Iterable[Member]) -> str:
-    """Return the names of the monitors that ask, for messages: `RetrievalMonitor and KnnMonitor`."""
+    """Return the names of the monitors, for messages: `RetrievalMonitor and KnnMonitor`."""
     return " and ".join(dict.fromkeys(member.owner for member in members))

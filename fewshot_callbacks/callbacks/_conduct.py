@@ -69,7 +69,7 @@ class FailurePolicy:
         message = str(error) or type(error).__name__
         if self.strict is None and isinstance(error, UsageError | LabelFormsError):
             hint = f" ({self.owner}(strict=False) warns instead, and logs NaN.)"
-            # An error that was raised here may come here again, from a block inside another.
+            # An error that was raised here may pass through here again, from a nested block.
             raise UsageError(message.removesuffix(hint) + hint) from error
         # Errors that differ only in numbers, such as a count of rows or an epoch, are of one kind.
         kind = type(error).__name__ + without_digits(without_owner(error, self.owner))[:60]
@@ -89,7 +89,7 @@ class FailurePolicy:
         """Turn an error inside the block into a warning, once for each kind and type of error; even if `strict` is True."""
         try:
             yield
-        except Exception as error:  # a picture must not end a training
+        except Exception as error:  # a picture must not end the run
             error_type = type(error).__name__
             message = f"{self.owner}: {fact} ({error_type}: {error}). {remedy} (Shown once for such errors.)"
             self.warn(message, f"{kind}: {error_type}")
@@ -115,7 +115,8 @@ QUIET_SECONDS = 1.0
 def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (units done, units in all). It shows a bar if the work is long and the Trainer shows bars.
 
-    The bar is the Trainer's own Rich display, or else one of tqdm; it is on the first rank only, and removed at the end.
+    The bar is part of the Trainer's Rich display, or else a tqdm bar. Only the first rank shows it, and it is removed
+    at the end.
     """
     trainer_bar = trainer.progress_bar_callback
     is_enabled = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
@@ -134,7 +135,7 @@ def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") 
             if rich_task is None:
                 rich_task = rich_display.add_task(description, total=total)
             rich_display.update(rich_task, completed=done, total=total)
-        # tqdm beside Rich would spoil the lines of both.
+        # tqdm and Rich together would corrupt each other's lines.
         elif not uses_rich:
             if tqdm_bar is None:
                 tqdm_bar = tqdm(
@@ -179,11 +180,12 @@ class TimeShare:
     @property
     def share(self) -> float:
         """Time inside the blocks, divided by the time since this object was made."""
-        # At the very beginning the clock may show that no time has passed.
+        # At the very beginning the measured time may be zero.
         return self.seconds / max(time.perf_counter() - self._began, 1e-9)
 
 
-# Nobody notices less. Without it, the load of the machine would decide whether a run of a few seconds skips an epoch.
+# Shorter work is not noticeable. Without this limit, the load of the machine would decide whether a run of a few
+# seconds skips an epoch.
 LEAST_SECONDS = 1.0
 
 
@@ -212,25 +214,25 @@ class Schedule:
         self.begin()
 
     def begin(self, watch: TimeShare | None = None) -> None:
-        """Begin a run with a new stopwatch, or with that of another callback."""
+        """Begin a run with a new stopwatch, or with the stopwatch of another callback."""
         self.watch = TimeShare() if watch is None else watch
         # last epoch with work
         self._last_epoch: int | None = None
         self._has_told = False
 
     def is_due(self, epoch: int) -> bool:
-        """Return whether this epoch is one of work, by the clock of the first process. *Collective*.
+        """Return whether to work in this epoch, by the clock of the first process. *Collective*.
 
-        A message says once that epochs are skipped.
+        Skipped epochs are reported once.
         """
-        # Clocks differ a little: if each process asked its own, some would work and wait for those that do not.
+        # Clocks differ a little: if each process used its own, some would work and wait for the others.
         due = bool(broadcast_object(self._decide(epoch)))
         if due:
             self._last_epoch = epoch
         return due
 
     def _decide(self, epoch: int) -> bool:
-        """Return whether this epoch is one of work by the clock of this process."""
+        """Return whether to work in this epoch, by the clock of this process."""
         # An equal epoch is another validation of the last epoch with work.
         if self._last_epoch is not None and 0 < epoch - self._last_epoch < self.every_n_epochs:
             return False

@@ -18,14 +18,14 @@ from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 
-# Distance of two embeddings of one item, relative to their length, above which they were not made in the same way.
+# Relative distance of two embeddings of one item above which they were computed differently.
 LARGEST_DIFFERENCE = 0.01
 
 
 class Embedder:
     """Embeds a batch outside any step.
 
-    It does so as its source says in `embed`, or else by the submodule that the source names, or else by the module itself.
+    It uses `embed` of its source, or else the submodule that the source names, or else the module itself.
 
     Args:
         reader: Has the source, and finds the labels in a batch.
@@ -45,7 +45,7 @@ class Embedder:
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch that is on the device, and read its labels."""
-        # In the precision of a step, whose embeddings these are compared with.
+        # The precision is the precision of a step, because these embeddings are compared with the step's embeddings.
         with trainer.precision_plugin.val_step_context():
             result: Any = self.embed(module, batch) if callable(self.embed) else self._call_submodule(module, batch)
         key = self.reader.keys[0]
@@ -62,7 +62,7 @@ class Embedder:
             return self(trainer, module, batch)
 
     def _call_submodule(self, module: LightningModule, batch: Any) -> Any:
-        """Return what the submodule that `embed` names, or the module itself, makes of the inputs of a batch."""
+        """Return the output of the submodule that `embed` names, or of the module itself, for the inputs of a batch."""
         inputs, place = self._find_inputs(batch)
         if self.embed is not None:
             name, _, path = str(self.embed).partition(":")
@@ -74,7 +74,7 @@ class Embedder:
         try:
             return self._call(module, "", inputs, place)
         except NotImplementedError as error:
-            # PyTorch's own error of a module without `forward` names it; others are raised by the module.
+            # PyTorch's own error for a module without `forward` contains the word; other errors come from the module.
             if "forward" not in str(error):
                 raise
             raise UsageError(
@@ -84,10 +84,10 @@ class Embedder:
             ) from error
 
     def _call(self, module: nn.Module, name: str, inputs: Any, place: str) -> Any:
-        """Call a module; `name` is that of a submodule, or empty, and `place` is where the inputs are in the batch.
+        """Call a module; `name` is the name of a submodule, or empty, and `place` is where the inputs are in the batch.
 
         Raises:
-            UsageError: If the inputs are several, and the module takes no list.
+            UsageError: If there are several inputs, and the module takes no list.
         """
         try:
             return module(inputs)
@@ -103,7 +103,7 @@ class Embedder:
     def _find_inputs(self, batch: Any) -> tuple[Any, str]:
         """Return the inputs of the model, and the code of where they are in the batch.
 
-        They are the first part of a batch, or of a mapping its only entry besides the labels.
+        They are the first part of a batch. If the batch is a mapping, they are its only entry besides the labels.
 
         Raises:
             UsageError: If a mapping has several such entries, or none.
@@ -123,7 +123,7 @@ class Embedder:
         return batch, "batch"
 
     def _with_function(self, inputs: str) -> str:
-        """Return the code of the source with a function that embeds some inputs as it does now."""
+        """Return the code of the source with a function that embeds these inputs as before."""
         source = self.reader.source
         called = EmbeddingSource(self.embed).call_on(inputs) if isinstance(self.embed, str) else source.call_on(inputs)
         return source.as_argument(embed=Code(f"lambda module, batch: {called}"))

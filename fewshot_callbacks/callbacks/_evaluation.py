@@ -47,7 +47,7 @@ class EvaluationMonitor(Callback, ABC):
         """Return the keys of a validation whose loaders are known, and which of their values are better."""
 
     def _keys_of_training(self) -> Mapping[str, Better]:
-        """Return the keys of training batches, and which of their values are better: by default none."""
+        """Return the keys of training batches, and which of their values are better: by default no keys."""
         return {}
 
     def _prefix(self, stage: str) -> str:
@@ -58,7 +58,7 @@ class EvaluationMonitor(Callback, ABC):
         """Check that the Trainer has the loaders that the user named.
 
         Raises:
-            UsageError: If not; names those that it has.
+            UsageError: If not; the message names the loaders that it has.
         """
         if self.loaders is None:
             return
@@ -161,7 +161,7 @@ def portable(error: Exception) -> Exception:
     """Return an error that can be sent to another process; on one process the same error, with its traceback."""
     if process_count() == 1:
         return error
-    # Other classes may take other arguments than a text, or hold objects that cannot be pickled.
+    # Other classes may take other arguments than a text, or contain objects that cannot be pickled.
     if type(error) is ValueError or isinstance(error, InputError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
@@ -201,7 +201,7 @@ def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]
 
 
 def loader_index(trainer: Trainer, loader: Any) -> int | None:
-    """Return the index of a loader that is named by its index or name; None if there is no such loader."""
+    """Return the index of a loader, given its index or name; None if the loader does not exist."""
     names = list(evaluation_loaders(trainer))
     if isinstance(loader, int):
         return loader if 0 <= loader < len(names) else None

@@ -18,16 +18,16 @@ class LabelReader:
 
     def __init__(self, *, takes_sets: bool = False) -> None:
         self.takes_sets = takes_sets
-        # whether somebody takes the targets of a regression
+        # whether any monitor takes the targets of a regression
         self.takes_targets = False
-        # names of those who take none, for messages
+        # names of the monitors that take none, for messages
         self.owner_of_classes = ""
         # form of the labels so far, see `Labels.form`; empty before the first
         self.form = ""
         # whether items have several labels each
         self.has_sets = False
-        # whether labels are floating-point numbers, which are targets to those who take them; to all others they are label
-        # sets, if they are nothing but zeros and ones
+        # whether labels are floating-point numbers. Monitors that take targets read them as targets. All others read
+        # them as label sets, if they are only zeros and ones.
         self.has_targets = False
         # error of the monitors that take no targets of a regression; None while all targets of this validation were zeros
         # and ones, which these monitors read as label sets
@@ -64,7 +64,7 @@ class LabelReader:
         return item_labels
 
     def _see_targets(self, labels: Any, step: str) -> None:
-        """Keep the error of all who take no targets, unless labels are zeros and ones in all batches."""
+        """Store an error for monitors that take no targets, unless labels are zeros and ones in all batches."""
         self.has_targets = True
         if self.target_error is not None:
             return

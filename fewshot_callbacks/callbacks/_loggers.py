@@ -22,12 +22,12 @@ from fewshot_callbacks.trainer.lightning import Trainer, get_filesystem, is_of_c
 from fewshot_callbacks.trainer.logs import run_folder
 from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
-# A figure, or what draws it when it is needed.
+# A figure, or a function that draws it when it is needed.
 Drawing = Figure | Callable[[], Figure]
 
 
 def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy) -> None:
-    """Show figures in every logger of a Trainer. Every rank may call it; the first rank alone draws.
+    """Show figures in every logger of a Trainer. Every rank may call it; only the first rank draws.
 
     A logger shows pictures if it has a method `log_image(key, images, step)`, or a writer of TensorBoard, or is Lightning's
     logger for MLflow, Comet or LitLogger. Where it shows none (`CSVLogger`, no logger), or does not take one, the picture is
@@ -76,7 +76,7 @@ def log_embedding(
     metadata: list[Any] = rows
     header: list[str] | None = list(columns)
     if len(columns) <= 1:
-        # A table of one column has no heading in TensorBoard.
+        # TensorBoard shows no heading for a table of one column.
         metadata = [row[0] for row in rows]
         header = None
     for logger in _loggers_or_file(trainer):
@@ -121,7 +121,7 @@ def _display_of(logger: Any) -> Display | None:
 
 
 def _has_log_image(logger: Any) -> bool:
-    """Return whether a logger has a method `log_image(key, images, step)`, as those of W&B and SwanLab have.
+    """Return whether a logger has a method `log_image(key, images, step)`, as the loggers of W&B and SwanLab do.
 
     Others have a method of this name that takes a single image, or a path.
     """
@@ -133,7 +133,7 @@ def _writer_of(logger: Any, method: str) -> Any:
     """Return TensorBoard's writer of a logger; None if its `experiment` has no such method, or cannot be made."""
     try:
         experiment = getattr(logger, "experiment", None)
-    except Exception:  # somebody else's property
+    except Exception:  # a property of the user's logger
         return None
     return experiment if hasattr(experiment, method) else None
 
@@ -183,14 +183,14 @@ def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: 
         with policy.going_on(f"{logger_name}, pictures", fact, remedy):
             display(logger, name, image, step)
             return
-    # After an error of the logger, which is now a warning, the code goes on here.
+    # This also runs after an error of the logger, which is now a warning.
     remedy = "Make room there, or choose another folder, such as Trainer(default_root_dir='runs')."
     with policy.going_on(f"{logger_name}, files", f"The picture {file} could not be written", remedy):
         _write(image, os.path.join(run_folder(trainer, logger), file))
 
 
 def _write(image: Image.Image, path: str) -> None:
-    """Write a picture to a file, on a disk or in a bucket, unless it holds something else than a picture of this package.
+    """Write a picture to a file, on a disk or in a bucket, unless the file is not a picture of this package.
 
     Raises:
         FileExistsError: If it does.
@@ -206,7 +206,7 @@ def _write(image: Image.Image, path: str) -> None:
 
 
 def _loggers_or_file(trainer: Trainer) -> list[Any]:
-    """Return the loggers of a Trainer; without any a None, which means a file; in a `fast_dev_run` nothing."""
+    """Return the loggers of a Trainer; a single None, which means a file, if there are none; nothing in a `fast_dev_run`."""
     fast_dev_run: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     if fast_dev_run:
         return []
@@ -214,19 +214,19 @@ def _loggers_or_file(trainer: Trainer) -> list[Any]:
 
 
 def _step(trainer: Trainer) -> int:
-    """Return the step at which Lightning logs the metrics of this validation, so that pictures stand beside them."""
+    """Return the step at which Lightning logs the metrics of this validation, so that pictures appear next to them."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def _valid_name(name: str) -> str:
     """Return a name that every logger accepts for a picture, and every file system for a path."""
     parts = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII).split("/")
-    # A part of dots alone, such as `..`, would lead out of the folder.
+    # A part that is only dots, such as `..`, would lead out of the folder.
     return "/".join(part for part in parts if part.strip(". "))
 
 
 def _draw(drawing: Drawing) -> Image.Image:
-    """Return the pixels of a figure; drawn once for all loggers, each of which would draw the figure again."""
+    """Return the pixels of a figure, drawn once for all loggers. Otherwise each logger would draw it again."""
     figure = drawing() if callable(drawing) else drawing
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

@@ -19,10 +19,9 @@ from fewshot_callbacks.trainer.loaders import evaluation_loaders
 # Largest number of items that are compared: CKA takes a matrix of this size, 8 MB.
 SAMPLED_ITEMS = 1024
 
-# Names of the values.
 MOVEMENTS = ("cosine_to_first", "cosine_to_previous", "cka_to_first")
 
-# CKA to the first validation below which nothing is left of its arrangement.
+# CKA to the first validation below which its arrangement is lost.
 NOTHING_LEFT = 0.1
 
 
@@ -40,7 +39,7 @@ class SampledItems:
     """optimiser steps before this validation"""
 
     def is_of_same_items(self, other: SampledItems) -> bool:
-        """Return whether another sample holds the same items, as far as their names tell."""
+        """Return whether another sample has the same items, judged by their names."""
         same_sizes = self.items == other.items and self.embeddings.shape == other.embeddings.shape
         return same_sizes and self.names == other.names
 
@@ -68,7 +67,7 @@ def has_fixed_order(trainer: Trainer, loader: int) -> bool:
     """Return whether a loader gives its items in the same order at each validation, as far as its sampler tells."""
     dataloader = list(evaluation_loaders(trainer).values())[loader]
     sampler = getattr(dataloader, "sampler", None)
-    # A DistributedSampler says so in an attribute.
+    # A DistributedSampler has the attribute `shuffle`.
     return not isinstance(sampler, RandomSampler) and not getattr(sampler, "shuffle", False)
 
 
@@ -89,7 +88,7 @@ class MovementOfSet:
     def __init__(self) -> None:
         self._first: SampledItems | None = None
         self._previous: SampledItems | None = None
-        # `id` of the module that made them
+        # `id` of the module of these embeddings
         self._module: int | None = None
 
     def compare(self, sample: SampledItems, module: int) -> tuple[dict[str, float], str | None]:

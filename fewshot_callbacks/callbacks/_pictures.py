@@ -1,7 +1,8 @@
 """Base of the callbacks that draw: when they draw, and how items become images. Their errors are warnings.
 
 Each process decides in `on_validation_epoch_start` whether the epoch is drawn, by the clock of the first process. `see_set`
-draws on the first process alone. `_clear` drops images of the batches, at the end of the validation or at an interruption.
+draws only on the first process. `_clear` drops images of the batches, at the end of the validation or at an
+interruption.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Images = Callable[[Any, int], Any]
 # Names of entries of a mapping that hold an image or a text.
 KEYS = ("image", "images", "img", "pixel_values", "text")
 
-# Pixels of the longer side of an image of a batch, which is kept until it is drawn; a panel shows 70 to 130.
+# Pixels of the longer side of a batch image that is kept until it is drawn; a panel shows 70 to 130.
 KEPT_SIDE = 128
 
 
@@ -43,7 +44,7 @@ def has_index(loader: Any) -> bool:
     batch_sampler = getattr(loader, "batch_sampler", None)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return False
-    # The exact class, as with SequentialSampler below: a class derived from it may deal items in another order.
+    # The class is compared exactly, as with SequentialSampler below: a derived class may deal items in another order.
     if batch_sampler is not None and not (type(batch_sampler) is BatchSampler and batch_sampler.sampler is sampler):
         return False
     if isinstance(sampler, DistributedSampler) and not is_of_class(sampler, "DistributedSamplerWrapper"):
@@ -98,7 +99,7 @@ class ImageReader:
             image = self.images(batch, place)
         else:
             images = first_part(batch, "batch, place in the batch")
-            # With several views of each item, all embeddings of a view follow those of the view before.
+            # With several views of each item, all embeddings of one view come before the embeddings of the next.
             image = images[place % len(images)]
         image = self._convert(image, KEPT_SIDE)
         return image if isinstance(image, str) else (255 * image).round().astype(np.uint8)
@@ -123,7 +124,7 @@ class PictureCallback(Viewer):
         ValueError: A setting is out of range.
     """
 
-    # Whether a subclass draws figures for the loggers.
+    # whether a subclass draws figures for the loggers
     _shows_in_loggers = True
 
     def __init__(
@@ -149,7 +150,7 @@ class PictureCallback(Viewer):
 
     @abstractmethod
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Return name -> a function that draws it. Runs on the first process alone.
+        """Return name -> a function that draws it. Only runs on the first process.
 
         Random states are restored after the functions have run.
         """
@@ -163,10 +164,10 @@ class PictureCallback(Viewer):
         return lambda index: self._reader.of_data_set(dataset, positions[index])
 
     def _gather_kept(self) -> None:
-        """Bring to the first process what a subclass has kept of the batches; by default nothing. *Collective*."""
+        """Gather on the first process what a subclass has kept of the batches; by default nothing. *Collective*."""
 
     def _clear(self) -> None:
-        """Drop what was kept for the pictures; subclasses that keep more extend it."""
+        """Drop what was kept for the pictures; subclasses extend it."""
         self._is_due = False
 
     def _model(self, evaluated: EvaluatedSet) -> Model:
@@ -212,7 +213,7 @@ class PictureCallback(Viewer):
                 )
         first = next(callback for callback in callbacks if isinstance(callback, PictureCallback))
         self._logs_share = first is self
-        # All callbacks have one stopwatch, since `max_share` is a share for their pictures together. The first one's `setup`
+        # All callbacks share one stopwatch, since `max_share` limits their pictures together. The first one's `setup`
         # runs first, so that its stopwatch is new.
         self.schedule.begin(None if first is self else first.schedule.watch)
         self._policy.begin()
@@ -222,14 +223,14 @@ class PictureCallback(Viewer):
             tell_of_files(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decide whether this epoch is drawn; before its first batch, whose images may have to be kept. *Collective*."""
+        """Decide whether this epoch is drawn, before its first batch, since its images may have to be kept. *Collective*."""
         self._clear()
         self._is_due = not trainer.sanity_checking and self.schedule.is_due(trainer.current_epoch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the share of the time that all pictures have taken."""
         if self._logs_share and not trainer.sanity_checking:
-            # The largest value counts, that of the process that draws.
+            # The largest value counts: it belongs to the process that draws.
             log_synced_values(pl_module, {SHARE_KEY: self.schedule.watch.share})
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule, stage: Any = None) -> None:
@@ -251,7 +252,7 @@ class PictureCallback(Viewer):
         with self.schedule.watch.running():
             figures: Mapping[str, Drawing] = {}
             with self._policy.going_on("pictures", f"No pictures of {key}"):
-                # An error of one process is raised in all, so that no process waits for what another has kept.
+                # An error of one process is raised in all, so that no process waits for images of another.
                 with all_processes().together():
                     self._gather_kept()
                 if evaluated is not None:
@@ -260,5 +261,5 @@ class PictureCallback(Viewer):
 
 
 def _begins(key: str | None, prefix: str | None) -> bool:
-    """Return whether the parts of a key begin with those of a prefix; every key begins with None."""
+    """Return whether the parts of a key begin with the parts of a prefix; True if the prefix is None."""
     return prefix is None or (key is not None and f"{key}/".startswith(f"{prefix}/"))

@@ -22,12 +22,12 @@ from fewshot_callbacks.trainer.lightning import Trainer
 LabelledEmbeddings = tuple[Tensor, Labels]
 
 
-# `gallery` names a loader or a flag; which of both is known when there are loaders.
+# `gallery` names a loader or a flag. Which one is known once there are loaders.
 FLAG = "gallery"
 
 
 class Column(NamedTuple):
-    """Something that is read of each item beside its embedding, its label and its id."""
+    """A value that is read for each item, in addition to its embedding, its label and its id."""
 
     argument: str
     """name of the monitor's argument that asks for it: `groups`, `ids`, or `gallery` for a flag"""
@@ -145,7 +145,7 @@ def directions_of(keys: tuple[str, str]) -> tuple[str, str]:
 def read_two_encoders(
     reader: EmbeddingReader, outputs: Any, batch: Any, step: str, first: int
 ) -> list[LabelledEmbeddings] | None:
-    """Read the embeddings and labels of two encoders; None unless each key of the source holds embeddings.
+    """Read the embeddings and labels of two encoders; None unless each key of the source has embeddings.
 
     Args:
         reader: Has the source.
@@ -155,7 +155,7 @@ def read_two_encoders(
         first: Index of the first item of the batch in this process's pass.
 
     Raises:
-        UsageError: If nothing says which rows of the two belong together.
+        UsageError: If it is unknown which rows of the two belong together.
     """
     if not (isinstance(reader.source.source, tuple) and isinstance(outputs, Mapping)):
         return None
@@ -175,7 +175,7 @@ def read_two_encoders(
 def _labels_of_two_encoders(
     reader: EmbeddingReader, counts: Sequence[int], outputs: Mapping[str, Any], batch: Any, step: str, first: int
 ) -> list[Any]:
-    """Return the labels of each side, which tell what belongs together; `counts` are the numbers of embeddings."""
+    """Return the labels of each side, which match rows of the two; `counts` are the numbers of embeddings."""
     labels: Any = reader.source.labels
     if isinstance(labels, tuple):
         return [read_entry("labels", entry, outputs, batch, reader.owner) for entry in labels]
@@ -189,7 +189,7 @@ def _labels_of_two_encoders(
             f"{reader.owner}, {reader.source.but_for()}: {step} gave {counts[0]} and {counts[1]} embeddings. "
             f"Say which belong together: {fix}, an entry for each side."
         )
-    # Row i of both belong together: each pair has a label that no other pair of any process has.
+    # Row i of both belong together: each pair has a label that is unique over all processes.
     positions = torch.arange(first, first + counts[0], device="cpu")
     processes = all_processes()
     return [Labels(positions * processes.count + processes.rank)] * 2

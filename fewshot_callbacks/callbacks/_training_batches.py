@@ -1,4 +1,4 @@
-"""Measures single training batches, beside the sets of a validation."""
+"""Measures single training batches, in addition to the sets of a validation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 class BatchMonitor(CollectingMonitor):
     """Measures one training batch in `every_n_steps`, and the set of each loader of a validation or test.
 
-    A subclass sets `_training_keys` and `_better`, and implements `_measure_batch` beside what a `CollectingMonitor` needs.
+    A subclass sets `_training_keys` and `_better`, and implements `_measure_batch` in addition to what a
+    `CollectingMonitor` needs.
 
     Args:
         source: See `EmbeddingSource`.
@@ -122,12 +123,12 @@ class BatchMonitor(CollectingMonitor):
         with self._policy.handling(f"{' and '.join(keys)} are NaN."):
             values = self._measure_batch(*self._read_training_batch(trainer, outputs, batch))
         for key, value in zip(keys, values, strict=True):
-            # Without a bar `prog_bar=True` would still make Lightning read the value, and so wait for the device.
+            # Even without a bar, `prog_bar=True` would make Lightning read the value, and so wait for the device.
             in_progress_bar = self._shows_training and key == keys[0] and trainer.progress_bar_callback is not None
             pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=in_progress_bar, batch_size=1)
 
     def _read_training_batch(self, trainer: Trainer, outputs: Any, batch: Any) -> tuple[Tensor, Labels]:
-        """Return embeddings and labels: those of the step, or those of the batch in evaluation mode."""
+        """Return embeddings and labels of the step, or of the batch embedded in evaluation mode."""
         if not self.source.embeds_batches:
             return self._training_reader.read(outputs, batch, TRAINING_STEP)
         self._training_reader.stop_capture()

@@ -1,4 +1,4 @@
-"""Hands each evaluated set from a `RetrievalMonitor` to the callbacks that draw it, on the first process alone."""
+"""Hands each evaluated set from a `RetrievalMonitor` to the callbacks that draw it, only on the first process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ItemSet:
 
 
 def _names_of_data_set(dataset: Any) -> Sequence[str]:
-    """Return the attribute `classes` of a data set, or of the data set of a `Subset`; empty if it is no list of strings."""
+    """Return `classes` of a data set, or of the data set of a `Subset`; empty if it is not a list of strings."""
     classes = getattr(getattr(dataset, "dataset", dataset), "classes", None)
     if isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes):
         return classes
@@ -92,7 +92,7 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
         shard: The items of this process.
         source: Name of the loader.
         loader: The loader.
-        processes: All processes that hold a shard.
+        processes: All processes that have a shard.
     """
     labels: list[Label] = shard.labels.tolist()
     part = _Part(shard.embeddings, labels, shard.positions, shard.places, shard.groups, shard.ids)

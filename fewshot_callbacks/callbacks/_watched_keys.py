@@ -13,11 +13,11 @@ from fewshot_callbacks.trainer.lightning import Trainer
 # Which values of a key are better; None if neither are.
 Better = Literal["higher", "lower"] | None
 
-# Names of a validation or test that keys begin with.
+# Stages that keys begin with.
 STAGES = ("val", "valid", "validation", "eval", "dev", "test")
 
-# Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
-# none of `loss`, `acc` and `auc`.
+# Similarity of two names from which one may be a misspelling of the other: `grouped_recall` is near `grouped_recall@1`,
+# but `loss`, `acc` and `auc` are not near each other.
 NEAR = 0.7
 
 # The value of `mode` for which values are better.
@@ -30,7 +30,7 @@ class Watcher(NamedTuple):
     key: str
     # name of its class
     name: str
-    # which value is the best for it, "min" or "max"; None if it does not matter
+    # the best value for it, "min" or "max"; None if it does not matter
     mode: str | None
 
 
@@ -85,7 +85,7 @@ def look_for_misspelt_keys(
         policy: Warns, because training may still log the key.
 
     Raises:
-        UsageError: If the policy is strict, there was a sanity check, and the key is that of a monitor but for its spelling.
+        UsageError: If the policy is strict, there was a sanity check, and the key is a misspelt key of a monitor.
     """
     for key, name in {watcher.key: watcher.name for watcher in watchers(trainer)}.items():
         if key in known or key in (logged or ()):

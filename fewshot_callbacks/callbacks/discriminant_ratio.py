@@ -100,7 +100,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
             loaders=loaders,
             strict=strict,
             needs_labels=True,
-            # Sums do not tell which items they hold, so that an item that comes twice could not be left out.
+            # Sums do not record their items, so that a repeated item could not be left out.
             keeps_items=EmbeddingSource.of(source, type(self).__name__).ids is not None,
         )
         self.normalize = normalize
@@ -109,7 +109,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         self._shows_training = prog_bar
         # number of measured batches of this epoch
         self._measured_batches = 0
-        # numbers of them without J and without a variance ratio, on the device of the embeddings
+        # number of measured batches without J and without a variance ratio, on the device of the embeddings
         self._batches_without_j: Tensor | int = 0
         self._batches_without_ratio: Tensor | int = 0
 
@@ -128,11 +128,11 @@ class DiscriminantRatioMonitor(BatchMonitor):
             embeddings, codes, eps=self.eps, normalize=self.normalize, skip_singletons=self.skip_singletons
         )
         self._measured_batches += 1
-        # Counted on the device: reading the values here would wait for it at every batch.
+        # The device counts: reading the values here would wait for it at every batch.
         self._batches_without_j = j.isnan() + self._batches_without_j
         self._batches_without_ratio = ratio.isnan() + self._batches_without_ratio
         if self._policy.is_new("first batch"):
-            # Only once, since it waits for the device.
+            # The check runs once, since it waits for the device.
             self._warn_of_singletons(labels.codes)
         return j, ratio
 
@@ -172,8 +172,8 @@ class DiscriminantRatioMonitor(BatchMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
-        """Check a batch, and merge its moments into those of its loader; where ids name items, the collection keeps them."""
-        # Two encoders, labels that are missing and targets of a regression are errors that wait for the end of the epoch.
+        """Check a batch, and merge its moments into the moments of its loader. With ids, the collection keeps the items."""
+        # Two encoders, missing labels and targets of a regression are errors that are raised at the end of the epoch.
         if read.embeddings is None or len(read.labels) != read.items or read.labels.are_targets:
             return
         # Another process of a tensor-parallel group counts the same items.
@@ -193,7 +193,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
             self._add(loader, read, embeddings)
 
     def _add(self, loader: int, read: Batch, embeddings: Tensor) -> None:
-        """Merge the moments of a batch into those of its loader, without what a `DistributedSampler` repeats."""
+        """Merge the moments of a batch into its loader's, without items that a `DistributedSampler` repeats."""
         labels = on_cpu(read.labels)
         dataloader = self._collection.dataloader(loader)
         replica = self._collection.replica
@@ -221,7 +221,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         values["J"], scatter = ratio_of_set(
             self._moments_here(trainer, side), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
         )
-        # If J is undefined there is no scatter, and a warning has said so.
+        # Without J there is no scatter, and a warning has reported it.
         if scatter is not None:
             ratio = variance_ratio_of_set(scatter)
             values["variance_ratio"] = ratio.value
@@ -235,7 +235,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         return values
 
     def _moments_here(self, trainer: Trainer, side: Side) -> ClassMoments | None:
-        """Return the moments of the items of this process, each item of all processes once; None without. *Collective*."""
+        """Return the moments of the items of this process, each item of all processes once; None if empty. *Collective*."""
         if not self._member.keeps_items:
             self._warn_of_repeats(side)
             return self._moments.get(side.loader)

@@ -31,16 +31,17 @@ class EmbeddingHealthMonitor(BatchMonitor):
     At the end of a validation or test the whole set is measured by `embedding_health`, over all ranks, and logged as
     `val/rankme`, `val/effective_rank`, `val/spectral_decay` and `val/uniformity` (`test/...` in a test); where items have
     labels also as `val/nc1`, `val/cdnv` and `val/alignment`; with `k` as `val/hubness`, `val/antihubs` and
-    `val/intrinsic_dimension`. Embeddings are those that the step gave, kept on the CPU until the end. In training
-    `train/rankme` and `train/effective_rank` are those of every n-th batch, of rank 0 with several ranks; neither can be
-    larger than the number of items of the batch. A collapse is reported once in a run, with the number that shows it.
+    `val/intrinsic_dimension`. The embeddings are the outputs of the step. They stay on the CPU until the end. In
+    training, `train/rankme` and `train/effective_rank` are measured on every n-th batch, with several ranks only on
+    rank 0. Neither can be larger than the number of items of the batch. A collapse is reported once in a run, with the
+    number that shows it.
 
-    From the second validation of a training on, it also logs how far the embedding has moved: `val/cosine_to_first` and
+    From the second validation of a run on, it also logs how far the embedding has moved: `val/cosine_to_first` and
     `val/cosine_to_previous`, the mean cosine of each item to itself at the first validation and at the one before, and
-    `val/cka_to_first`, the similarity of the arrangement to that of the first (see `embedding_movement`). A warning says so
-    where nothing has moved, as with an adapter that was not loaded, and where nothing is left of the first arrangement. A
-    validation before the training (`trainer.validate`) counts as the first. The items are a fixed sample of at most 1,024,
-    of which the first process keeps two copies. Nothing is compared if the items come in another order.
+    `val/cka_to_first`, the similarity of the arrangement to the first arrangement (see `embedding_movement`). A warning
+    reports it if nothing has moved, as with an adapter that was not loaded, or if the first arrangement is lost. A
+    validation before training (`trainer.validate`) counts as the first. The items are a fixed sample of at most 1,024.
+    The first process keeps two copies of it. Nothing is compared if the items come in another order.
 
     Args:
         source: See `DiscriminantRatioMonitor`. Where there are no labels, nothing is computed that needs them;
@@ -146,7 +147,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
         self._tell(health.notes, set_name)
         self._report_collapse(health.collapse, set_name)
         values, note = self._movement_of(trainer, measured_set, shard)
-        # Embeddings that have collapsed may have nowhere to move to.
+        # Collapsed embeddings may be unable to move.
         if note is not None and health.collapse is None:
             self._tell([note], set_name)
         self._tell(notes_on_nan(values), set_name)

@@ -1,4 +1,4 @@
-"""A map of some classes of a validation set in each epoch, aligned with the previous one, in every logger."""
+"""A map of a sample of classes of a validation set in each epoch, aligned with the previous map, in every logger."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THUMBNAIL = 32
 
 
 class EmbeddingMap(PictureCallback):
-    """Draws a fixed sample of classes in two dimensions, each map aligned with the one of the previous epoch.
+    """Draws a fixed sample of classes in two dimensions, each map aligned with the map of the previous epoch.
 
     After each evaluation of a `RetrievalMonitor`, whose embeddings it uses, it sends a map of the queries to every
     logger of the Trainer as `val/embedding_map`, at the same step as the metrics. With `projector=True` it also sends
@@ -86,7 +86,7 @@ class EmbeddingMap(PictureCallback):
         self.per_class = per_class
         self.method = method
         self.projector = projector
-        # latest map of each key, with which the next one is aligned
+        # latest map of each key; the next map is aligned with it
         self._maps: dict[str, Projection] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -96,7 +96,7 @@ class EmbeddingMap(PictureCallback):
             self._maps = {}
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Choose the items; the map is drawn when a logger wants it."""
+        """Choose the items; the map is drawn when a logger needs it."""
         queries = evaluated.queries
         if not evaluated.report.classes:
             self._policy.warn(
@@ -135,7 +135,7 @@ def _thumbnails(picture: Callable[[int], Any], items: Sequence[int]) -> Float[Te
     thumbnails = []
     for item in items:
         thumbnail = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")
-        # Transforms of the data set may draw random numbers, and a run with maps must not differ from one without.
+        # Transforms of the data set may draw random numbers, and a run with maps must not differ from a run without.
         with suppress(Exception), preserved_random_states():
             pixels = picture(item)
             if not isinstance(pixels, str):

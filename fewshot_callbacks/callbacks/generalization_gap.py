@@ -51,11 +51,11 @@ class GeneralizationGapMonitor(CollectingMonitor):
     It logs the gap `gap/grouped_recall@1`, in [-1, 1], with the ends of its interval, `gap/grouped_recall@1_low` and
     `..._high`; the two recalls as `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`; the same values of plain
     recall as `gap/recall@1` and so on; and `gap/share_of_time`. If the gap cannot be measured, a warning gives the
-    reason and the values are NaN. When the interval of the gap moves above zero, or no longer lies above zero, a
+    reason and the values are NaN. When the interval of the gap moves above zero, or is no longer above zero, a
     message is logged.
 
-    Of the settings at the end, `metrics` are `grouped_recall@k` and `recall@k` of any k, `label_groups` is a number of
-    classes or `auto`, and `seed` is that of the training classes, too.
+    The settings at the end have these limits: `metrics` are `grouped_recall@k` and `recall@k` of any k, and
+    `label_groups` is a number of classes or `auto`. `seed` also draws the training classes.
 
     Args:
         bank: The training set with evaluation transforms: a data set, a loader or a stream; or a function of the
@@ -122,7 +122,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         evaluation = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
         _check_settings(evaluation, classes)
         self._better = _better_values([requested.key for requested in request_of(evaluation).reported])
-        # Both recalls of each k are evaluated, since a `GeneralizationGap` holds both.
+        # Both recalls of each k are evaluated, since a `GeneralizationGap` has both.
         self._settings = replace(evaluation, metrics=_both_recalls(request_of(evaluation).grouped_k))
         self._draw = ClassDraw(classes, items_per_class, evaluation.seed)
         self._items = BankItems(data_of_bank(bank, ("train",), call), call, self._draw)
@@ -205,7 +205,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
     def _values_of_set(
         self, trainer: Trainer, stage: str, measured_set: MeasuredSet, failed: Mapping[int, Exception]
     ) -> Mapping[str, float]:
-        """Return name -> value; without a gap its values are NaN, but for the share of time. *Collective*."""
+        """Return name -> value; without a gap all values except the share of time are NaN. *Collective*."""
         values = super()._values_of_set(trainer, stage, measured_set, failed)
         if values is None:
             values = dict.fromkeys(self._names(), math.nan)
@@ -220,7 +220,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         return {name: metrics[name] for name in self._names() if name in metrics}
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
-        """Return the gap, the same in every process; an error of one is raised in all. *Collective*."""
+        """Return the gap, the same in every process; an error of one process is raised in all. *Collective*."""
         assert self._training_bank is not None
         training = self._training_bank.shard()
         [side] = self._sets(trainer)[0].sides
@@ -230,7 +230,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         return generalization_gap(self._evaluate(training), self._evaluate(validation))
 
     def _evaluate(self, shard: Shard) -> RetrievalReport:
-        """Return the report of the set of which each process holds a shard. *Collective*."""
+        """Return the report of the set, given one shard per process. *Collective*."""
         share = Share(all_processes(), shard.places)
         with named(self._policy.owner, "evaluate_retrieval"):
             return evaluate_retrieval(shard.embeddings, shard.labels, share=share, **self._settings.arguments())
@@ -238,7 +238,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
     def _report_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Log a sentence if the verdict has changed, and warn of classes of uneven size."""
         has_changed = gap.is_overfitting != self._was_overfitting
-        # A run that begins without overfitting is no news.
+        # The first verdict is only worth a message if it is overfitting.
         if has_changed and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting
@@ -254,11 +254,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
 
 
 def _better_values(gaps: Sequence[str]) -> dict[str, Better]:
-    """Return the name of each value that is logged -> which of its values are better.
-
-    Args:
-        gaps: The names of the gaps, such as `grouped_recall@1`.
-    """
+    """Return the name of each logged value -> which of its values are better; `gaps` are names such as `recall@1`."""
     better: dict[str, Better] = {}
     for name in gaps:
         better |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), "lower")
@@ -276,7 +272,7 @@ def _check_settings(settings: RetrievalSettings, classes: int | None) -> None:
     """Refuse settings that define no gap.
 
     Raises:
-        ValueError: If a metric is none of both recalls, or the classes make fewer than two groups.
+        ValueError: If a metric is neither of the two recalls, or the classes make fewer than two groups.
     """
     call = "GeneralizationGapMonitor"
     ks = request_of(settings).grouped_k

@@ -25,7 +25,7 @@ class KnnMonitor(BankMonitor):
     """Logs how often the nearest items of a bank vote for the label of an item, such as `val/knn@20`.
 
     `val/knn@20_top5` counts an item as right if its label is one of the five with the most votes. Votes are weighted by the
-    cosine; of other similarities they are equal. Values lie in [0, 1]; larger is better.
+    cosine; with other similarities they are equal. Values are in [0, 1]; larger is better.
 
     Args:
         k: Number of neighbours that vote, or several, each at least 1; see `knn_accuracy`.
@@ -123,7 +123,7 @@ class KnnMonitor(BankMonitor):
         return report.values
 
     def _has_ids(self, sides: Sequence[Side], bank: Shard | None) -> bool:
-        """Return whether ids tell which item of the bank a query is. *Collective*."""
+        """Return whether ids identify the item of the bank that is the query. *Collective*."""
         if bank is None:
             return False
         if self._training_bank is None:

@@ -62,10 +62,10 @@ class EmbeddedSet:
 class Monitor(CollectingMonitor):
     """Base of your own monitors: one question to the embeddings of each validation and test.
 
-    Implement `measure`. It is called on the first process alone, with the items of all processes, and its values are sent to
-    the others: every process logs the same, and checkpoints and early stopping may monitor them. Attributes that it sets
-    exist on the first process. An error in it is handled as `strict` says. Monitors with equal sources share one copy of
-    the embeddings.
+    Implement `measure`. It is only called on the first process, with the items of all processes, and its values are
+    sent to the others: every process logs the same, and checkpoints and early stopping may monitor them. Attributes
+    that it sets exist on the first process. `strict` decides how an error in it is handled. Monitors with equal sources
+    share one copy of the embeddings.
 
     Args:
         source: See `RetrievalMonitor`.
@@ -122,7 +122,7 @@ class Monitor(CollectingMonitor):
 
     @abstractmethod
     def measure(self, items: EmbeddedSet) -> Mapping[str, Any]:
-        """Return name -> value, a number or a tensor of one, for a set; called on the first process alone."""
+        """Return name -> value, a number or a tensor of one, for a set; only called on the first process."""
 
     def _names(self) -> Sequence[str]:
         return self.names or self._latest_names
@@ -159,10 +159,10 @@ class Monitor(CollectingMonitor):
         return result
 
     def _as_numbers(self, values: Any) -> dict[str, float]:
-        """Return what `measure` gave as numbers.
+        """Return the values of `measure` as numbers.
 
         Raises:
-            ValueError: If it is no mapping of names to numbers, or lacks a name that the class declares.
+            ValueError: If it is not a mapping of names to numbers, or lacks a name that the class declares.
         """
         owner = type(self).__name__
         if not isinstance(values, Mapping):

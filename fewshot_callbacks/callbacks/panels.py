@@ -28,7 +28,7 @@ Source = tuple[str, str]
 
 # Largest number of queries with an irrelevant first neighbour among which the most confident mistakes are found.
 SEARCHED_QUERIES = 2000
-# Largest number of images that are kept of a loader: 49 MB, at three bytes for each pixel.
+# Largest number of images that are kept per loader: 49 MB, at three bytes per pixel.
 MAX_KEPT = 1000
 
 
@@ -100,7 +100,7 @@ class RetrievalPanels(PictureCallback):
         self.k = k
         # images that this process has kept of the batches of this validation
         self._kept: dict[Source, KeptImages] = {}
-        # position -> image, of all processes; filled on the first process alone, for loaders without an index
+        # position -> image, of all processes; only filled on the first process, for loaders without an index
         self._gathered: dict[Source, dict[int, Any]] = {}
         # item -> why its image could not be read, since the last figure
         self._failures: dict[str, Exception] = {}
@@ -141,7 +141,7 @@ class RetrievalPanels(PictureCallback):
         def read_or_note(index: int) -> np.ndarray | str | None:
             try:
                 image = None if read is None else read(index)
-            except Exception as error:  # one image must not take the others with it
+            except Exception as error:  # one unreadable image must not affect the others
                 self._failures[f"item {positions[index]} of {items.source}"] = error
                 return None
             if isinstance(image, np.ndarray) and image.dtype == np.uint8:
@@ -152,7 +152,7 @@ class RetrievalPanels(PictureCallback):
         return read_or_note
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Choose the queries and find their neighbours; the figures are drawn when a logger wants them."""
+        """Choose the queries and find their neighbours; the figures are drawn when a logger needs them."""
         model = self._model(evaluated)
         report = evaluated.report
         positions = evaluated.queries.positions.numpy()
@@ -219,7 +219,7 @@ class RetrievalPanels(PictureCallback):
 
 
 def _evaluated_queries(report: RetrievalReport, items: int) -> Int[np.ndarray, "queries"]:
-    """Return the indices of the queries that were evaluated: all items, or those that were drawn."""
+    """Return the indices of the evaluated queries: all items, or a sample."""
     return np.arange(items) if report.drawn is None else report.drawn.numpy()
 
 
@@ -229,7 +229,7 @@ def caption(report: RetrievalReport, row: int) -> str:
     if math.isnan(precision):
         return "no relevant item"
     first_rank = 1 / float(report.per_query["mrr"][row])
-    # A mean over the orders of ties is no whole number.
+    # A mean over the orders of ties is not a whole number.
     is_whole = abs(first_rank - round(first_rank)) < 1e-6 * first_rank
     about = "" if is_whole else "about "
     return f"AP {precision:.3f}, first hit at rank {about}{round(first_rank):,}"
@@ -246,8 +246,8 @@ def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
         >>> hashes.argsort()[:3]
         array([410, 821, 366])
     """
-    # The hash is modulo 2^64, so that overflow is no error. Without the added 1 the hash of 0 would be 0, and the first item
-    # always in the sample.
+    # The hash is modulo 2^64, so overflow is expected. Without the added 1 the hash of 0 would be 0, and the first item
+    # would always be in the sample.
     with np.errstate(over="ignore"):
         value = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -282,7 +282,7 @@ class KeptImages:
         self._batches += 1
         if self.has_index and positions.stop == sample_count(self.loader, self._batches):
             return
-        # If the numbers differ, an item has several embeddings, or a sample holds several items.
+        # If the numbers differ, an item has several embeddings, or a sample contains several items.
         self.has_index = False
         processes = all_processes()
         # A DistributedSampler deals items to the processes in turn.

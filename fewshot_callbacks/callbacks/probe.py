@@ -27,7 +27,7 @@ class ProbeMonitor(BankMonitor):
     """Logs how well a linear classifier on the embedding does, as `val/probe`, or a linear regression, as `val/probe_r2`.
 
     The probe is fitted in closed form on a bank of labelled items, and evaluated on the validation set; see `linear_probe`.
-    Nothing is drawn at random and no step is iterated, so that values of two epochs differ by the embedding alone.
+    Nothing is drawn at random and no step is iterated, so that values of two epochs only differ by the embedding.
 
     Where labels name classes, `val/probe` is the accuracy, `val/probe_top5` counts an item as right if its class is among
     the five with the highest scores (of more than five classes), and `val/probe_leave_one_out` is the accuracy of bank
@@ -107,11 +107,11 @@ class ProbeMonitor(BankMonitor):
         self.reports: dict[str, ProbeReport] = {}
 
     def _names(self) -> Sequence[str]:
-        # Whether labels are classes or targets is known from the first report on; most are classes.
+        # The first report shows whether labels are classes or targets; most are classes.
         return self._latest_names or ("probe", "probe_leave_one_out")
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Any]:
-        """Return all keys that a report may have: before the first one it is not known which."""
+        """Return all keys that a report may have: before the first report it is not known which."""
         keys: dict[str, Any] = {}
         for direction, suffix, _ in self._sets(trainer):
             for name, better in self._better.items():
@@ -131,10 +131,10 @@ class ProbeMonitor(BankMonitor):
         self._check_watched_keys(trainer)
 
     def _check_watched_keys(self, trainer: Trainer) -> None:
-        """Check that somebody who waits for a value of a classifier, or of a regression, has labels of that kind.
+        """Check that a watched value of a classifier, or of a regression, has labels of that kind.
 
         Raises:
-            UsageError: If not; names the key that there is.
+            UsageError: If not; the message names the existing key.
         """
         if not self._collection.batches:
             return
@@ -184,7 +184,7 @@ class ProbeMonitor(BankMonitor):
         return report.values | self._undefined(trainer, measured_set, report)
 
     def _undefined(self, trainer: Trainer, measured_set: MeasuredSet, report: ProbeReport) -> dict[str, float]:
-        """Return NaN for each value that the report does not have, but for which somebody waits; warn of it once."""
+        """Return NaN for each watched value that the report does not have, and warn of it once."""
         names = [name for name in self._awaited(trainer, measured_set, self._better) if name not in report.values]
         for name in names:
             key = self._key("val", measured_set.direction, name) + measured_set.suffix

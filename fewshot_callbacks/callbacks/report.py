@@ -97,7 +97,7 @@ class ReportWriter(PictureCallback):
             ) from error
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Write the report; there is no figure for the loggers."""
+        """Write the report, and return no figure for the loggers."""
         report = evaluated.report
         if not report.classes:
             raise InputError("a report shows items with one label each, and these have several")
@@ -135,7 +135,7 @@ class ReportWriter(PictureCallback):
         )
 
     def _replaceable_path(self, path: Path) -> Path:
-        """Return a path, or the next free name beside it if it is a file that is no report."""
+        """Return `path`, or the next free name in its folder if it is a file that is not a report."""
         if not path.is_file():
             # `write_report` raises if it is a folder.
             return path

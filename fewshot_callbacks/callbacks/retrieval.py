@@ -38,7 +38,7 @@ from fewshot_callbacks.functional.retrieval.settings import from_keywords, reque
 from fewshot_callbacks.settings import NoFile, RetrievalOptions, plain_list, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
-# Name of the number of queries without a match, which is logged beside the metrics once there are any.
+# Name of the number of queries without a match, which is logged with the metrics once there are any.
 UNMATCHED = "queries_without_match"
 # Arguments of `evaluate_retrieval`.
 GROUPS = ("query_groups", "gallery_groups")
@@ -49,7 +49,7 @@ _GALLERY_HINT = "gallery=1, the index or the name of the loader, or gallery='is_
 
 
 def _hints(source: Any) -> dict[str, Callable[[Any], str]]:
-    """Return what `evaluate_retrieval` is given for each item -> a function of it that says where a monitor finds it."""
+    """Return argument of `evaluate_retrieval` -> a function of its value that describes where a monitor finds it."""
     of_source = hints_of_source(source, "RetrievalMonitor")
     return {
         **dict.fromkeys(GROUPS, _groups_hint),
@@ -63,13 +63,13 @@ def _hints(source: Any) -> dict[str, Callable[[Any], str]]:
 
 
 def _groups_hint(groups: Any) -> str:
-    """Say where a monitor finds groups."""
+    """Return where a monitor finds groups."""
     entries = groups if is_entry(groups) else ("person", "camera")
     return f"groups={as_code(entries)}, entries of the batch or of the step's output, all of which a group shares"
 
 
 def _source_hint(value: Any) -> str:
-    """Say where a monitor finds embeddings."""
+    """Return where a monitor finds embeddings."""
     name = value if isinstance(value, str) else "encoder"
     return f"source={name!r}, a submodule, or source=('embeddings', 'labels'), keys of the step's output"
 
@@ -90,9 +90,9 @@ class RetrievalMonitor(CollectingMonitor):
     During validation and test, the embeddings of each step are copied to the CPU. At the end they are evaluated exactly
     over all pairs, in tiles under a memory budget, and then dropped. The values are logged before `ModelCheckpoint` and
     `EarlyStopping` read them, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/pair_f1`,
-    `val/recall@precision0.95` and so on (`test/...` in a test). Metrics lie in [0, 1]; larger is better. Queries without a
-    relevant item are left out of the means, and counted in `val/queries_without_match` once there are any. If a set
-    cannot be evaluated, a warning gives the reason and its values are NaN. The model is not touched. Nothing is
+    `val/recall@precision0.95` and so on (`test/...` in a test). Metrics are in [0, 1]; larger is better. Queries
+    without a relevant item are left out of the means, and counted in `val/queries_without_match` once there are any. If
+    a set cannot be evaluated, a warning gives the reason and its values are NaN. The model is not touched. Nothing is
     evaluated in the sanity check.
 
     Queries and gallery can be given in four ways:
@@ -101,11 +101,12 @@ class RetrievalMonitor(CollectingMonitor):
       the keys of each end in its name or index: `val/mAP/dataloader_idx_1`;
     - two loaders: `gallery=1` (or its name) is the gallery, and every other loader is a set of queries;
     - a flag in the batch: `gallery="is_gallery"`, a boolean for each item;
-    - two encoders: `source=("image_embeds", "text_embeds")`, two keys of the step's output that both hold embeddings. Each
-      side is searched with the other, and logged as `val/image_to_text/recall@1` and `val/text_to_image/recall@1`. Row i of
-      both belong together, unless `labels` says which do: one entry, or one for each side where an image has several texts.
+    - two encoders: `source=("image_embeds", "text_embeds")`, two keys of the step's output that both contain
+      embeddings. Each side is searched with the other, and logged as `val/image_to_text/recall@1` and
+      `val/text_to_image/recall@1`. Row i of both belong together, unless `labels` matches rows: one entry, or one for
+      each side where an image has several texts.
 
-    Labels of shape (items, labels) that hold zeros and ones are several labels for each item: a candidate is relevant if it
+    Labels of shape (items, labels) with zeros and ones are several labels for each item: a candidate is relevant if it
     shares one. By default the metrics that `evaluate_retrieval` reports of a relevance are then logged (`val/mAP`,
     `val/recall@1`, `val/ndcg@10` and so on). Metrics that need one class for each item are then refused.
 
@@ -117,7 +118,7 @@ class RetrievalMonitor(CollectingMonitor):
        to the store of their side, which is a loader and an encoder;
     4. `on_validation_epoch_end` exchanges the errors of all ranks, and for each set
     5. joins its batches to this rank's part and drops them, evaluates it together with the other ranks,
-    6. logs the values, of which checkpoints and early stopping read the same on every rank,
+    6. logs the values, so that checkpoints and early stopping read the same values on every rank,
     7. hands the whole set on the first rank to the callbacks that draw it, and drops it;
     8. `on_validation_end`: the pictures forget what they had kept of the batches.
 
@@ -209,7 +210,7 @@ class RetrievalMonitor(CollectingMonitor):
         """Begin a run: forget the run before."""
         # keys of metrics that the latest report of their set did not have
         self._undefined_keys: set[str] = set()
-        # keys of numbers of queries without a match that are logged: there have been such queries, or somebody waits for it
+        # logged keys of numbers of queries without a match: there have been such queries, or the key is watched
         self._unmatched_keys: set[str] = set()
         super().setup(trainer, pl_module, stage)
 
@@ -234,7 +235,7 @@ class RetrievalMonitor(CollectingMonitor):
         try:
             self._metrics()
         except ValueError as error:
-            # A metric was asked for that needs one class for each item.
+            # A requested metric needs one class for each item.
             raise UsageError(str(error)) from error
 
     def _metrics(self) -> Sequence[RequestedMetric]:
@@ -245,7 +246,7 @@ class RetrievalMonitor(CollectingMonitor):
         return request_of(settings).reported
 
     def _better_of_names(self) -> dict[str, Better]:
-        """Return name -> which values are better, with or without a result: of metrics, and of those of compressed forms."""
+        """Return name -> which values are better, with or without a result, for metrics and their compressed forms."""
         metrics = self._metrics()
         better: dict[str, Better] = {requested.key: requested.metric.better for requested in metrics}
         for name, of_form in self._forms.metrics_by_name(headline_metrics(metrics)).items():
@@ -287,14 +288,15 @@ class RetrievalMonitor(CollectingMonitor):
         if not viewers or not has_values:
             return
         report = self.reports[direction + suffix]
-        # If an image has several texts, rows of one side are not items of the loader, which viewers would read.
+        # If an image has several texts, rows of one side are not items of the loader, and viewers would read wrong
+        # items.
         if direction and report.queries != report.gallery:
             return
         shards = [(self._shard(side), side.loader) for side in sides]
         show_set(viewers, trainer, prefix, suffix, report, shards)
 
     def _arguments(self, trainer: Trainer, sides: Sequence[Side]) -> dict[str, Any]:
-        """Return the arguments of `evaluate_retrieval` for a set, but the settings. *Collective*."""
+        """Return the arguments of `evaluate_retrieval` for a set, except the settings. *Collective*."""
         shards = [self._shard(side) for side in sides]
         arguments: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
         if self._ids_are_shared(sides):
@@ -306,7 +308,7 @@ class RetrievalMonitor(CollectingMonitor):
     def _compress(
         self, trainer: Trainer, key: str, report: RetrievalReport, arguments: Mapping[str, Any]
     ) -> CompressionReport:
-        """Return what compressed forms of a set lose, the same in every process; warn of its notes. *Collective*."""
+        """Return the report on compressed forms of a set, the same in every process; warn of its notes. *Collective*."""
         sets = {name: array for name, array in arguments.items() if name not in ("queries", "share")}
         with evaluation_progress(trainer, f"Compression of {key}") as progress:
             compression = costs_beside(
@@ -334,7 +336,7 @@ class RetrievalMonitor(CollectingMonitor):
         return names
 
     def _find_watched_unmatched(self, trainer: Trainer, key: str) -> None:
-        """Log the number of queries without a match from now on, if somebody waits for it."""
+        """Log the number of queries without a match from now on, if it is watched."""
         if any(watcher.key == key for watcher in watchers(trainer)):
             self._unmatched_keys.add(key)
 
@@ -346,7 +348,7 @@ class RetrievalMonitor(CollectingMonitor):
         Args:
             trainer: The Trainer.
             prefix: First part of the keys.
-            suffix: Their end.
+            suffix: Last part of the keys.
             report: The report of the set.
             values: The values of the set and of its compressed forms.
         """
@@ -355,7 +357,7 @@ class RetrievalMonitor(CollectingMonitor):
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
         unmatched_key = f"{prefix}/{UNMATCHED}{suffix}"
         self._find_watched_unmatched(trainer, unmatched_key)
-        # Zeros alone would say nothing; a chart that has begun goes on with zeros.
+        # Only zeros would be uninformative; a chart that has begun continues with zeros.
         if report.queries_without_match:
             self._unmatched_keys.add(unmatched_key)
         monitored_by = {watcher.key: watcher.name for watcher in watchers(trainer)}

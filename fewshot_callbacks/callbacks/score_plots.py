@@ -49,7 +49,7 @@ class ScorePlots(PictureCallback):
     - `val/confused_classes`: the pairs of classes that are confused most often, counted among the first neighbours of
       at most 1,000 queries.
 
-    The operating points are those of the monitor's settings: the best F1 or a threshold, `recall@precision` and
+    The operating points come from the monitor's settings: the best F1 or a threshold, `recall@precision` and
     `fnmr@fmr`; where it asks for no metric of all pairs together, as by default for targets with several labels, the first
     three figures are left out, with a warning. Nothing is drawn in the sanity check, and an error never ends the run.
 
@@ -114,7 +114,7 @@ class ScorePlots(PictureCallback):
         return {evaluated.key(name): drawings[name] for name in self.figures if name in drawings}
 
     def _pair_drawings(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
-        """Return name -> drawing of the figures that need all pairs; warn if the report has none of them."""
+        """Return name -> drawing of the figures that need all pairs; warn if the report has no scores of pairs."""
         if report.pooled is None:
             missing = [name for name in PAIR_FIGURES if name in self.figures]
             if missing:
@@ -127,7 +127,7 @@ class ScorePlots(PictureCallback):
             return {}
         counts = report.pair_counts
         marks, error_marks = operating_marks(report)
-        # The legend shows four decimals: some of them would be wrong for an area with a larger error.
+        # The legend shows four decimals, and a larger error of the area would make them wrong.
         area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None
         drawings: dict[str, Callable[[], Figure]] = {}
         if counts.relevant:

@@ -60,12 +60,12 @@ class StepMeter:
         self.sizes = sizes
         self.centering = centering
         self.policy = policy
-        # whether embeddings of this run were compared with those that a step returned
+        # whether embeddings of this run were compared with embeddings that a step returned
         self.is_compared = False
         self.stop()
 
     def start(self, batch: Any) -> None:
-        """Keep a batch, whose step is yet to come."""
+        """Keep a batch before its step."""
         self._batch = batch
         # embeddings and labels before the step; None if they are not needed
         self._before: tuple[Tensor, Labels] | None = None
@@ -120,14 +120,14 @@ class StepMeter:
             return embeddings.clone(), labels
 
     def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
-        """Check that the embeddings that the step returned, if any, are those of the monitor; otherwise warn.
+        """Check that the embeddings that the step returned, if any, equal the monitor's.
 
         Raises:
-            UsageError: If they are not. Only the shapes are compared if the forward pass draws random numbers, or weights
-                may have changed before the step embedded.
+            UsageError: If they differ. Only the shapes are compared if the forward pass draws random numbers, or
+                weights may have changed before the step embedded.
         """
         reader = self.embedder.reader
-        # The output of a submodule is embedded; a function reads other things than the step's embeddings.
+        # The output of a submodule is embedded; a function reads something other than the step's embeddings.
         source = reader.source.source
         returned = None
         if isinstance(outputs, Mapping) and (source is None or isinstance(source, tuple)):
@@ -135,7 +135,8 @@ class StepMeter:
         if isinstance(returned, Tensor):
             step_embeddings = returned.detach()
             if before.shape == step_embeddings.shape:
-                # If another seed changes the embeddings, those of the step, with a third seed, cannot be compared.
+                # If another seed changes the embeddings, they cannot be compared with the step's embeddings, which have
+                # a third seed.
                 other_seed, _ = self._embed(trainer, module, self._seed + 1)
                 if not (module.automatic_optimization and after.equal(other_seed)):
                     return
@@ -156,7 +157,7 @@ class StepMeter:
         """Return a setting, or else the attribute of the module with its name.
 
         Raises:
-            UsageError: If there is neither, or it is no whole number.
+            UsageError: If there is neither, or it is not a whole number.
         """
         size: Any = self.sizes[name]
         if size is None:
@@ -171,7 +172,7 @@ class StepMeter:
 
 
 def is_earlier_part(file: Path, resumed: DynamicsHistory) -> bool:
-    """Return whether a file holds a history that shares steps with that of a checkpoint, with equal measures."""
+    """Return whether a file contains a history that shares steps with a checkpoint's history, with equal measures."""
     if not file.is_file():
         return False
     try:
@@ -182,7 +183,7 @@ def is_earlier_part(file: Path, resumed: DynamicsHistory) -> bool:
 
     def part(history: DynamicsHistory) -> dict[str, Any]:
         measures = {step: measure for step, measure in history if step in shared}
-        # As plain values, in which NaN equals NaN.
+        # The comparison uses plain values, in which NaN equals NaN.
         return DynamicsHistory(tuple(measures), tuple(measures.values()), history.centering).to_dict()
 
     return bool(shared) and part(in_file) == part(resumed)
@@ -202,8 +203,8 @@ class TrainingDynamicsMonitor(Callback):
     batch. If a batch takes several steps (several optimisers, manual optimisation, line searches), it measures all of
     them together. A step that a gradient scaler skips moves nothing, and gives NaN. If a batch is not an episode, for
     instance from a shuffled loader, the same number of items is taken from each class that has more than `shots` items,
-    and a warning says so once. With several ranks each measures its own episode, and only the first rank's values are
-    logged and kept.
+    and a warning reports it once. With several ranks each measures its own episode, and only the first rank's values
+    are logged and kept.
 
     Args:
         every_n_steps: Measure one update of the weights in this number, at least 1; the paper uses 100. Choose a
@@ -276,7 +277,7 @@ class TrainingDynamicsMonitor(Callback):
         self._is_uploaded = False
         # number of batches of all epochs with an optimiser step
         self._updates = 0
-        # numbers of batches of this epoch, and of those with an optimiser step
+        # batches of this epoch, and batches with an optimiser step
         self._batches = 0
         self._stepping_batches = 0
         # number of optimiser steps of this batch, and whether they are measured
@@ -309,8 +310,8 @@ class TrainingDynamicsMonitor(Callback):
                     "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
                     "one of them another prefix=... and another file=...."
                 )
-        # A checkpoint is read after this hook. A second fit with the same Trainer counts its steps on, and keeps the
-        # history.
+        # A checkpoint is read after this hook. A second fit with the same Trainer continues to count steps, and keeps
+        # the history.
         if stage == "fit" and trainer.global_step == 0:
             self._history = {}
             self._resumed = DynamicsHistory()
@@ -344,10 +345,10 @@ class TrainingDynamicsMonitor(Callback):
         """Embed the episode with the weights as they are, before the first step of this batch."""
         self._steps += 1
         self._is_due = (self._updates + 1) % self.every_n_steps == 0
-        # Before the first step alone: several steps of one batch are measured together.
+        # This only runs before the first step: several steps of one batch are measured together.
         if self._is_due and self._steps == 1:
             with self._policy.handling("dynamics are NaN."):
-                # Each update has two seeds: with the second one the meter finds out whether the forward pass is random.
+                # Each update has two seeds: the second one shows whether the forward pass is random.
                 self._meter.embed_before(trainer, pl_module, seed=2 * self._updates)
 
     def on_train_batch_end(
@@ -373,7 +374,7 @@ class TrainingDynamicsMonitor(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the history; warn of an epoch without optimiser steps that Lightning knows of."""
         self._write(trainer)
-        # An epoch with fewer batches than one step accumulates may have no step.
+        # An epoch may have no step if it has fewer batches than one step accumulates.
         if self._batches >= max(1, trainer.accumulate_grad_batches) and self._stepping_batches == 0:
             fact = (
                 f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. With manual "
@@ -386,7 +387,7 @@ class TrainingDynamicsMonitor(Callback):
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Drop the batch, and write the history, also that of an epoch that did not end."""
+        """Drop the batch, and write the history, also after an interrupted epoch."""
         self._meter.stop()
         self._write(trainer)
 
@@ -427,7 +428,7 @@ class TrainingDynamicsMonitor(Callback):
             self.history.save(self._path)
 
     def _upload(self, address: str) -> None:
-        """Write the history to an address, unless a file is there that holds no earlier part of it."""
+        """Write the history to an address, unless a file there does not contain an earlier part of it."""
         with (
             self._policy.handling(f"The training dynamics could not be written to {address}."),
             TemporaryDirectory() as folder,
@@ -438,7 +439,7 @@ class TrainingDynamicsMonitor(Callback):
             self._is_uploaded = True
 
     def _path_in_run(self, path: Path) -> Path:
-        """Return a path; or the next free name beside it, if the file holds no earlier part of this history."""
+        """Return `path`, or the next free name in its folder if the file does not have an earlier part of this history."""
         free = free_path(path, lambda file: is_earlier_part(file, self._resumed))
         if free != path:
             fact = f"{type(self).__name__}: {path} was not written in this run and is left as it is."

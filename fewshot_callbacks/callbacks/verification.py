@@ -31,18 +31,18 @@ from fewshot_callbacks.functional.statistics import normal_quantile
 from fewshot_callbacks.settings import FilePath, NoFile, Similarity
 from fewshot_callbacks.trainer.lightning import Trainer
 
-# Name of the number of trials that are left out, which is logged beside the metrics.
+# Name of the number of trials that are left out, which is logged with the metrics.
 MISSING = "missing_trials"
 
 
 @dataclass(frozen=True)
 class _ListedItems:
-    """The items of one process that stand in the list."""
+    """The items of one process that are in the list."""
 
     ids: list[str]
     embeddings: Tensor  # (listed items, dim)
     places: Tensor  # (listed items,) place of each among the items of all processes
-    items: int  # number of all its items
+    items: int  # number of all items of the process
 
 
 class VerificationMonitor(CollectingMonitor):
@@ -50,9 +50,9 @@ class VerificationMonitor(CollectingMonitor):
 
     The embeddings of a validation are held against a fixed list of pairs, as speaker and face verification have it. The
     items of each trial are found by their ids among the items of all loaders that are measured, so that both sides of a
-    trial may come from different loaders. An id that comes twice with one embedding is one item. Trials of which an item
-    did not come, as with `limit_val_batches`, are left out; their number is logged as `val/missing_trials`, and a warning
-    says so once. Labels are not needed: the list says which trials are target trials (both sides of one identity) and
+    trial may come from different loaders. An id that comes twice with one embedding is one item. Trials with a missing
+    item, as with `limit_val_batches`, are left out; their number is logged as `val/missing_trials`, with one warning.
+    Labels are not needed: the list says which trials are target trials (both sides of one identity) and
     which are non-target trials.
 
     With several processes the embeddings of the listed items are brought to the first one, which scores the trials; all
@@ -145,7 +145,7 @@ class VerificationMonitor(CollectingMonitor):
         return [MeasuredSet("", "", [Side(loader) for loader in ends_of_loaders(trainer, self.loaders)])]
 
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
-        """Return the metrics of the trials whose items came, and the number of the others. *Collective*."""
+        """Return the metrics of the trials with both items, and the number of other trials. *Collective*."""
         parts = [self._listed_items(trainer, side) for side in measured_set.sides]
         parts_by_rank = all_processes().to_first(parts)
         result = None
@@ -166,14 +166,14 @@ class VerificationMonitor(CollectingMonitor):
         return report.values | {MISSING: float(missing)}
 
     def _listed_items(self, trainer: Trainer, side: Side) -> _ListedItems:
-        """Return the items of this process that stand in the list. *Collective*."""
+        """Return the items of this process that are in the list. *Collective*."""
         shard = self._shard(side)
         ids = [str(name) for name in shard.columns[self._ids].tolist()]
         rows = [row for row, name in enumerate(ids) if self.trials.names(name)]
         return _ListedItems([ids[row] for row in rows], shard.embeddings[rows], shard.places[rows], len(ids))
 
     def _evaluate(self, loaders: Sequence[_ListedItems]) -> tuple[TrialReport, int]:
-        """Return the report of the trials whose items came, and the number of the others.
+        """Return the report of the trials with both items, and the number of other trials.
 
         Args:
             loaders: The listed items of each loader, of all processes.
@@ -208,7 +208,7 @@ class VerificationMonitor(CollectingMonitor):
 
 
 def _of_all_processes(parts: Sequence[_ListedItems]) -> _ListedItems:
-    """Return the items of a loader in the order of its data set, whatever process holds them."""
+    """Return the items of a loader from all processes, in the order of its data set."""
     places = torch.cat([part.places for part in parts])
     order = places.argsort()
     ids = [name for part in parts for name in part.ids]
@@ -221,12 +221,12 @@ def _of_all_processes(parts: Sequence[_ListedItems]) -> _ListedItems:
 
 
 def _joined(parts: Sequence[_ListedItems]) -> Tensor:
-    """Return the embeddings of all parts; one without items does not know the dimension."""
+    """Return the embeddings of all parts. A part without items does not know the dimension."""
     return torch.cat([part.embeddings for part in parts if part.ids] or [torch.empty(0, 0)])
 
 
 def _without_copies(ids: Sequence[str], embeddings: Tensor) -> tuple[list[str], Tensor]:
-    """Return the first of the items that have one id and, but for rounding, one embedding; it may come from two loaders."""
+    """Return one item for each id whose embeddings only differ by rounding; an item may come from two loaders."""
     kept_of_id: dict[str, list[int]] = {}
     kept: list[int] = []
     for row, name in enumerate(ids):
@@ -238,6 +238,6 @@ def _without_copies(ids: Sequence[str], embeddings: Tensor) -> tuple[list[str], 
 
 
 def _are_one_item(first: Tensor, second: Tensor) -> bool:
-    """Return whether two embeddings differ by rounding at most, as in batches of two sizes."""
+    """Return whether two embeddings only differ by rounding, as in batches of two sizes."""
     first, second = first.double(), second.double()
     return bool((first - second).norm() <= LARGEST_DIFFERENCE * torch.maximum(first.norm(), second.norm()))
