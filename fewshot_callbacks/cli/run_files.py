@@ -61,12 +61,16 @@ class TrainingRecord:
 
 
 def best_checkpoint(run: Location) -> Location | None:
-    """Return `best.ckpt` of a run; of several (`best-v1.ckpt`) the newest; else `last.ckpt`, else any; None without one."""
+    """Return the checkpoint that stands for a run; None without one.
+
+    It is the newest file whose name begins with `best`: a second training into one folder writes `best-v1.ckpt`. If there
+    is no such file, it is the newest that begins with `last`, or else the newest of all.
+    """
     if isinstance(run, str):
         time_of: dict[Location, Any] = times_at_address(posixpath.join(run, "**/*.ckpt"))
     else:
         time_of = {file: file.stat().st_mtime for file in checkpoints_below(run)}
-    for beginning in ("best", "last", ""):
+    for beginning in ("best", "last", ""):  # every name begins with the empty word
         candidates = [file for file in time_of if PurePath(file).name.startswith(beginning)]
         if candidates:
             return max(candidates, key=lambda file: time_of[file])

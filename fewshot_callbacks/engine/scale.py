@@ -1,14 +1,14 @@
 """From rows to scores and back: what rows are divided by and moved to before they are multiplied.
 
-All scores lie in [-1, 1]. A score is the exact similarity of two rows in range, times a power of two, so that products stay in
-the range of float32. With r for `range_factor` and f for `score_factor`, both powers of two,
+All scores lie in [-1, 1]. A score is the exact similarity of two rows in range, times a power of two, so that products
+stay in the range of float32. With r for `range_factor` and f for `score_factor`, both powers of two,
 
     score of a dot product p = p r^2 f
     score of a distance d = -(d r)^2 f
     score of a Hamming distance d of codes of b bits = (b - 2 d) f
 
-and a cosine is its own score. `Scale.to_user` and `Scale.from_user` are inverse to each other, up to the rounding of the square
-of a distance.
+and a cosine is its own score. `Scale.to_user` and `Scale.from_user` are inverse to each other, up to the rounding of the
+square of a distance.
 """
 
 from __future__ import annotations

@@ -542,7 +542,7 @@ def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
     mean = math.fsum(size * value for size, value in zip(sizes, means, strict=True)) / queries
     if max(abs(value - mean) for value in means) <= SAME:
         return _Estimate(mean, 0.0, 1.0, 0.0)
-    # how far leaving out each unit moves the mean
+    # the mean without each unit is lower by: mean - mean without it = share (value - mean) / (1 - share)
     moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
     largest = max(abs(move) for move in moves)
     scaled = [move / largest for move in moves]  # otherwise fourth powers underflow

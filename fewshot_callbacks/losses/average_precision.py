@@ -350,17 +350,19 @@ def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "qu
     """
     relevant = histograms.relevant
     candidates = histograms.candidates
-    candidates_before = candidates.cumsum(dim=1) - candidates
-    relevant_before = relevant.cumsum(dim=1) - relevant
+    candidates_before = candidates.cumsum(dim=1) - candidates  # C
+    relevant_before = relevant.cumsum(dim=1) - relevant  # R
     is_filled = candidates > TINY
-    size = torch.where(is_filled, candidates, 1)
+    size = torch.where(is_filled, candidates, 1)  # c
     reciprocals = torch.digamma(candidates_before + size + 1) - torch.digamma(candidates_before + 1)  # S
-    # The share of relevant items among the other candidates of the bin; 0 for a bin without a second candidate.
+    # Next to one relevant item, the share of relevant ones among the other candidates of the bin: (r - 1) / (c - 1), and 0 for a
+    # bin without a second candidate. A soft count r may be less than 1.
     has_others = size > 1 + TINY
-    other_count = torch.where(has_others, size - 1, 1)
-    relevant_share = torch.where(has_others, (relevant - 1).clamp(min=0) / other_count, 0)
+    other_candidates = torch.where(has_others, size - 1, 1)
+    other_relevant = (relevant - 1).clamp(min=0)
+    share_of_others = torch.where(has_others, other_relevant / other_candidates, 0)
     precision_sum = (relevant_before + 1) * reciprocals
-    precision_sum = precision_sum + relevant_share * (size - (candidates_before + 1) * reciprocals)
+    precision_sum = precision_sum + share_of_others * (size - (candidates_before + 1) * reciprocals)
     gain = torch.where(is_filled, relevant / size * precision_sum, 0)
     return _mean_or_nan(gain.sum(dim=1), relevant.sum(dim=1))
 

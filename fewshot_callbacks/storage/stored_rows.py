@@ -162,7 +162,7 @@ class _Blocks:
         self._free: list[mmap] = []
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor of a shape with at least one element. It has its block for itself while it lives."""
+        """Return an uninitialized tensor of a shape with at least one element. No other tensor has its block meanwhile."""
         size = math.prod(shape) * dtype.itemsize
         block = self._take(size)
         # The tensor, and each view of it, keeps this array alive.
@@ -305,8 +305,8 @@ def read_ahead(slices: Iterable[slice], read: Callable[[slice], T]) -> Iterator[
         while current is not None:
             following = next(readings, None)
             yield current.rows, current.values.result()
-            # This generator refers to the values no more before it starts the reading after the next one. A caller that drops
-            # them at its next step therefore has at most three slices in memory.
+            # This generator drops the values before it starts the reading after the next one. If the caller drops them at
+            # its next step, at most three slices are in memory.
             current = following
 
 

@@ -61,13 +61,13 @@ def unpadded_length(loader: Any, replica: Replica) -> int | None:
     return len(sampler.dataset)  # type: ignore[arg-type]
 
 
-def unknown_order_reason(loader: Any, batches: int, items: int, replica: Replica) -> str | None:
-    """Return why the i-th of this rank's items need not be the i-th that a `DistributedSampler` dealt to it; None if it is.
+def unknown_order_reason(loader: Any, batches: int, embeddings: int, replica: Replica) -> str | None:
+    """Return why the order of this rank's embeddings is unknown; None if they are in the order of its `DistributedSampler`.
 
     Args:
         loader: The loader.
         batches: How many of its batches this rank was given.
-        items: How many embeddings these gave.
+        embeddings: How many embeddings these gave.
         replica: The part of the data that this rank has.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
@@ -78,13 +78,17 @@ def unknown_order_reason(loader: Any, batches: int, items: int, replica: Replica
     if sampler.num_replicas != replica.replicas:
         return f"there are {replica.replicas} processes, and the sampler is set up for {sampler.num_replicas}"
     samples = sample_count(loader, batches)
-    return None if samples == items else f"its steps gave {items} embeddings for {samples} samples"
+    return None if samples == embeddings else f"its steps gave {embeddings} embeddings for {samples} samples"
 
 
 def sample_count(loader: Any, batches: int) -> int:
-    """Return the number of samples in the first `batches` batches of a loader; one per batch without a batch size."""
+    """Return the number of samples that this rank draws in its first `batches` batches; one per batch without a batch size.
+
+    The last batch may be smaller.
+    """
     batch_size = getattr(loader, "batch_size", None)
     samples = batches if batch_size is None else batches * batch_size
+    # The data set is that of all ranks; its sampler has the share of this one.
     return min(samples, len(loader.sampler))
 
 

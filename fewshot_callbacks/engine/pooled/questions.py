@@ -82,7 +82,8 @@ class Findings(NamedTuple):
     open_positions: Ints
     """positions in the grid of scores whose counts may change the answer, likely answers first"""
     cells: Bools
-    """(grid + 1,) whether relevant scores inside each cell may be the answer"""
+    """(grid + 1,) whether relevant scores inside each cell may be the answer; a cell too many costs time, and a missing one
+    gives a wrong answer"""
 
 
 @runtime_checkable
@@ -173,13 +174,13 @@ class LowestScore:
         return grid.above if self.counts_above else grid.reaching
 
     def _possible_cells(self, grid: ScoreGrid, negatives: NegativeBounds) -> Bools:
-        """Return whether it may hold at a score inside each cell, if the cell has a score from `low` to `high`."""
+        """Return which cells overlap the interval from `low` to `high`, and may have a score at which it holds."""
         most_counted = grid.reaching_upper_ends if self.counts_above else grid.above_lower_ends
         possible = self.holds(most_counted, negatives.fewest_at_upper_ends, grid.total, negatives.total)
         return possible & (grid.upper_ends >= self.low) & (grid.lower_ends <= self.high)
 
     def wanted(self, grid: ScoreGrid, false_positives: Floats, negatives: float) -> Wanted:
-        """See `Question.wanted`."""
+        """See `Question.wanted`. The interval is left out of this estimate."""
         holds = self.holds(self._counted(grid), false_positives, grid.total, negatives)
         reached = np.flatnonzero(holds)
         needed = float(false_positives[reached[0]]) if len(reached) else 0.0
