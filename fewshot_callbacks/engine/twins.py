@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.compiled import inlined, kernel
 from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance, lower_bound
 
+# Bytes of a list entry.
 ENTRY_BYTES = 4
 
 

@@ -355,8 +355,8 @@ def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "qu
     is_filled = candidates > TINY
     size = torch.where(is_filled, candidates, 1)  # c
     reciprocals = torch.digamma(candidates_before + size + 1) - torch.digamma(candidates_before + 1)  # S
-    # Next to one relevant item, the share of relevant ones among the other candidates of the bin: (r - 1) / (c - 1), and 0 for a
-    # bin without a second candidate. A soft count r may be less than 1.
+    # Next to one relevant item, the share of relevant ones among the other candidates of the bin: (r - 1) / (c - 1), and 0
+    # for a bin without a second candidate. A soft count r may be less than 1.
     has_others = size > 1 + TINY
     other_candidates = torch.where(has_others, size - 1, 1)
     other_relevant = (relevant - 1).clamp(min=0)
