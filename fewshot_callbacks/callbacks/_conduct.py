@@ -111,6 +111,13 @@ class FailurePolicy:
 QUIET_SECONDS = 1.0
 
 
+def print_beside_bar(trainer: Trainer, line: str) -> None:
+    """Print a line on the first rank, above the progress bar; do nothing if the Trainer shows no bar."""
+    bar = trainer.progress_bar_callback
+    if bar is not None and not getattr(bar, "is_disabled", False) and trainer.is_global_zero:
+        bar.print(line)
+
+
 @contextmanager
 def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (units done, units in all). It shows a bar if the work is long and the Trainer shows bars.

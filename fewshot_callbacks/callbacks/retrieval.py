@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
-from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress
+from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, print_beside_bar
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
+from fewshot_callbacks.callbacks._gains import CHECKPOINT_ENTRY, Compare, Gains, names_of_gain, values_of_gain
 from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
@@ -34,6 +36,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
+from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of, without_classes
 from fewshot_callbacks.settings import NoFile, RetrievalOptions, plain_list, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
@@ -143,6 +146,13 @@ class RetrievalMonitor(CollectingMonitor):
             also logged of embeddings that are truncated to so many dimensions, as `val/dims64/mAP`. See `compression_costs`.
         codes: `int8`, `binary` or both: the same of embeddings that are stored as codes, `val/int8/mAP`, and of truncated
             ones, `val/dims64_int8/mAP`.
+        compare: Say after each validation whether it is better than a reference beyond chance. `best`: the reference is the
+            last validation that was itself better beyond chance, at first the first one. `first`: the first validation of
+            the training. A `RetrievalReport`, or the path of a saved one: that evaluation, of the same queries. The first
+            of `metrics` that has a value for each query gives `val/mAP_gain`, its interval `val/mAP_gain_low` and
+            `val/mAP_gain_high`, and `val/mAP_reference`. A line above the progress bar and the report say it as a sentence.
+            The first validation logs a gain of 0. Checkpoints and early stopping should monitor `val/mAP`. An interval
+            speaks of other classes of this kind, not of another seed.
         prog_bar: Show the first of the metrics in the progress bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
@@ -179,6 +189,7 @@ class RetrievalMonitor(CollectingMonitor):
         name: str | None = None,
         dims: int | Sequence[int] = (),
         codes: str | Sequence[str] = (),
+        compare: Compare | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
         **settings: Unpack[RetrievalOptions],
@@ -198,6 +209,9 @@ class RetrievalMonitor(CollectingMonitor):
             strict=strict,
             groups=groups,
         )
+        self.compare = compare
+        confidence = request_of(self._settings).confidence
+        self._gains = None if compare is None else Gains(compare, confidence, "RetrievalMonitor")
         self.reports: dict[str, RetrievalReport] = {}
         self.compression: dict[str, CompressionReport] = {}
 
@@ -212,7 +226,20 @@ class RetrievalMonitor(CollectingMonitor):
         self._undefined_keys: set[str] = set()
         # logged keys of numbers of queries without a match: there have been such queries, or the key is watched
         self._unmatched_keys: set[str] = set()
+        if self._gains is not None and stage == "fit":
+            self._gains.begin()
         super().setup(trainer, pl_module, stage)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add what the next validations are compared with to a checkpoint."""
+        if self._gains is not None and (state := self._gains.state()):
+            checkpoint.setdefault(CHECKPOINT_ENTRY, {})[self._prefix("val")] = state
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Continue with what a checkpoint says."""
+        state = checkpoint.get(CHECKPOINT_ENTRY, {}).get(self._prefix("val"))
+        if self._gains is not None and state and trainer.state.fn == "fit":
+            self._gains.load(state)
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Show a batch to the callbacks that draw.
@@ -249,6 +276,8 @@ class RetrievalMonitor(CollectingMonitor):
         """Return name -> which values are better, with or without a result, for metrics and their compressed forms."""
         metrics = self._metrics()
         better: dict[str, Better] = {requested.key: requested.metric.better for requested in metrics}
+        if self._gains is not None:
+            better |= self._gains.better_of_names(self._gains.metric(metrics))
         for name, of_form in self._forms.metrics_by_name(headline_metrics(metrics)).items():
             better |= {f"{name}/{requested.key}": requested.metric.better for requested in of_form}
         return better
@@ -271,14 +300,36 @@ class RetrievalMonitor(CollectingMonitor):
             named(self._policy.owner, "evaluate_retrieval"),
         ):
             report = evaluate_retrieval(**arguments, progress=progress, **self._settings.arguments())
-        self.reports[name] = report
         values = report.metrics()
+        if self._gains is not None:
+            gain = self._gain(trainer, self._gains, name, set_name, report)
+            if gain is not None:
+                report = replace(report, gain=gain)
+                values |= values_of_gain(gain)
+        self.reports[name] = report
         if not self._forms.are_none:
             compression = self._compress(trainer, set_name, report, arguments)
             self.compression[name] = compression
             values |= compression.metrics()
         prefix = set_name.removesuffix(measured_set.suffix)
         return self._logged(trainer, prefix, measured_set.suffix, report, values)
+
+    def _gain(self, trainer: Trainer, gains: Gains, name: str, set_name: str, report: RetrievalReport) -> Gain | None:
+        """Return the gain of a set, the same in every process: all have the same reports. None without a comparison.
+
+        Only validations of a training are compared with each other. A saved report is compared with any evaluation.
+        """
+        if gains.is_of_training and trainer.state.fn != "fit":
+            return None
+        try:
+            gain = gains.compare(name, gains.metric(self._metrics()), report)
+        except InputError as error:
+            consequence = "This validation is the new reference." if gains.is_of_training else "No gain is logged."
+            self._policy.warn(f"{set_name}: {error} {consequence} (Shown once.)", kind="gain")
+            return None
+        if self.prog_bar:
+            print_beside_bar(trainer, f"{set_name}: {gain.in_words()}")
+        return gain
 
     def _after_set(self, trainer: Trainer, stage: str, measured_set: MeasuredSet, has_values: bool) -> None:
         """Hand an evaluated set to the callbacks that draw. *Collective*."""
@@ -378,6 +429,27 @@ class RetrievalMonitor(CollectingMonitor):
         if unmatched_key in self._unmatched_keys:
             values[UNMATCHED] = float(report.queries_without_match)
         return values
+
+    def _check_keys(self, trainer: Trainer) -> None:
+        """Check the watched keys, and warn of one that watches a gain over the best validation."""
+        had_checked = self._has_checked_keys
+        super()._check_keys(trainer)
+        if had_checked or not self._has_checked_keys or self._gains is None or not self._gains.is_over_best:
+            return
+        metric = self._gains.metric(self._metrics()).key
+        gains = {
+            self._key("val", measured_set.direction, name) + measured_set.suffix
+            for measured_set in self._sets(trainer)
+            for name in names_of_gain(metric)
+        }
+        for watcher in watchers(trainer):
+            if watcher.key in gains:
+                value_key = watcher.key.replace(f"{metric}_gain_low", metric).replace(f"{metric}_gain_high", metric)
+                value_key = value_key.replace(f"{metric}_gain", metric)
+                self._policy.warn(
+                    f"{watcher.name}(monitor={watcher.key!r}) would keep the largest step between two validations, which is "
+                    f"often an early one: with compare='best' the reference changes. Monitor {value_key!r}."
+                )
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
         better = {**self._better_of_names(), UNMATCHED: None}

@@ -71,12 +71,7 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         True
     """
     normal_quantile(confidence)
-    labels = first.query_labels
-    if not torch.equal(labels, second.query_labels) or first.label_names != second.label_names:
-        raise InputError(
-            f"compare_reports: the first evaluation has {len(labels)} queries, the second {len(second.query_labels)}, "
-            "and their labels are not the same in the same order. Evaluate the same items with both models."
-        )
+    refuse_other_queries(first, second, "compare_reports")
     first_values = first.metrics()
     second_values = second.metrics()
     grouped = _grouped_intervals(first.grouped, second.grouped, confidence)
@@ -84,25 +79,46 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     for name in first_values:
         if name not in second_values:
             continue
-        interval = grouped.get(name, UNKNOWN)
-        requested = first.requested(name)
-        if requested != second.requested(name):
+        if first.requested(name) != second.requested(name):
             raise InputError(
                 f"compare_reports: {name!r} is a metric of a user, and another one in each evaluation. Evaluate both with "
                 "the same metric, or give one of the two another pattern."
             )
-        if requested.of_queries in first.per_query:
-            of_queries = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
-            bounds = requested.metric.range
-            if are_all_zero(of_queries):
-                interval = EQUAL
-            elif requested.is_macro:
-                of_classes = class_means(of_queries, labels)[1]
-                interval = paired_difference_interval(of_classes, confidence=confidence, bounds=bounds)
-            else:
-                interval = paired_difference_interval(of_queries, labels, confidence, bounds)
+        interval = grouped.get(name, UNKNOWN)
+        if first.requested(name).of_queries in first.per_query:
+            interval = paired_interval(first, second, name, confidence)
         differences[name] = Difference(first_values[name], second_values[name], interval)
     return differences
+
+
+def refuse_other_queries(first: RetrievalReport, second: RetrievalReport, call: str) -> None:
+    """Raise an InputError unless two reports are of the same queries in the same order."""
+    labels = first.query_labels
+    if not torch.equal(labels, second.query_labels) or first.label_names != second.label_names:
+        raise InputError(
+            f"{call}: the first evaluation has {len(labels)} queries, the second {len(second.query_labels)}, "
+            "and their labels are not the same in the same order. Evaluate the same items with both models."
+        )
+
+
+def paired_interval(first: RetrievalReport, second: RetrievalReport, metric: str, confidence: float) -> Interval:
+    """Return the interval of the first value of a metric minus the second, in [-1, 1].
+
+    Args:
+        first: Report of one evaluation.
+        second: Report of another evaluation of the same queries in the same order.
+        metric: A metric that both have for each query, or `macro_` before one.
+        confidence: Confidence level, in (0, 1).
+    """
+    requested = first.requested(metric)
+    of_queries = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
+    if are_all_zero(of_queries):
+        return EQUAL
+    bounds = requested.metric.range
+    if requested.is_macro:
+        of_classes = class_means(of_queries, first.query_labels)[1]
+        return paired_difference_interval(of_classes, confidence=confidence, bounds=bounds)
+    return paired_difference_interval(of_queries, first.query_labels, confidence, bounds)
 
 
 def _grouped_intervals(

@@ -17,6 +17,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.means import class_means
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
+from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
@@ -423,6 +424,8 @@ class RetrievalReport(Values):
     """key -> the metric of a user that was requested by it, without its function"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
+    gain: Gain | None = field(default=None, compare=False, repr=False)
+    """the first metric minus its value in a reference, where a `RetrievalMonitor` with `compare` has made the report"""
 
     def _why_left_out(self, key: str) -> str:
         words = super()._why_left_out(key)
@@ -534,10 +537,13 @@ class RetrievalReport(Values):
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
         classes = f", {self.classes:,} classes" if self.classes else ""
         head = f"{counted(self.queries, 'query')}, {counted(self.gallery, 'gallery item')}{classes}"
-        return "\n".join([head, *self.lines(), *self.messages])
+        return "\n".join([head, *self.lines(), *self._gain_in_words(), *self.messages])
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _gain_in_words(self) -> list[str]:
+        return [] if self.gain is None else [self.gain.in_words()]
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -557,7 +563,7 @@ class RetrievalReport(Values):
         stored["label_names"] = None if self.label_names is None else list(self.label_names)
         stored["grouped"] = self.grouped and {name: getattr(self.grouped, name) for name in _OF_GROUPS}
         stored |= {name: getattr(self, name) for name in _PLAIN}
-        stored["notes"] = list(self.messages)
+        stored["notes"] = [*self._gain_in_words(), *self.messages]
         stored["seconds"] = round(self.seconds, 3)
         return stored
 

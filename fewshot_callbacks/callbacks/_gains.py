@@ -1,0 +1,149 @@
+"""The gains of the validations of a training, and their references, which are in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._watched_keys import Better
+from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.files.addresses import path_text
+from fewshot_callbacks.functional.retrieval import RequestedMetric, RetrievalReport
+from fewshot_callbacks.functional.retrieval.gain import Gain
+from fewshot_callbacks.functional.retrieval.gain_reference import GainReference
+from fewshot_callbacks.functional.retrieval.saved_reports import report_from_bytes, report_to_bytes
+from fewshot_callbacks.settings import NoFile
+
+# `best` is the last validation that was itself better than the reference before beyond chance.
+Compare = Literal["best", "first"] | RetrievalReport | str | PathLike[str] | NoFile
+# The entry of a checkpoint.
+CHECKPOINT_ENTRY = "fewshot_callbacks_gains"
+
+
+class Gains:
+    """What the validations of a training are compared with.
+
+    Args:
+        compare: `best`, `first`, a report, or the path of a saved one.
+        confidence: Confidence level of the intervals.
+        owner: Name of the monitor, for messages.
+    """
+
+    def __init__(self, compare: Compare, confidence: float, owner: str) -> None:
+        self.against: Literal["best", "first"] = "best" if compare == "best" else "first"
+        self._saved = None if compare in ("best", "first") else _as_report(compare, owner)
+        self._confidence = confidence
+        self._owner = owner
+        # end of the keys of a set -> its reference
+        self._references: dict[str, GainReference] = {}
+
+    @property
+    def is_of_training(self) -> bool:
+        """Whether the reference is a validation of the training, rather than a saved report."""
+        return self._saved is None
+
+    @property
+    def is_over_best(self) -> bool:
+        """Whether a better validation becomes the reference."""
+        return self.against == "best" and self.is_of_training
+
+    def begin(self) -> None:
+        """Begin a training: forget the references of the one before."""
+        self._references = {}
+
+    def metric(self, metrics: Sequence[RequestedMetric]) -> RequestedMetric:
+        """Return the metric that is compared: the first with a value for each query.
+
+        Raises:
+            UsageError: If there is none, or the saved report does not have it.
+        """
+        for requested in metrics:
+            if requested.metric.input in ("ranks", "prototypes"):
+                if self._saved is not None and requested.of_queries not in self._saved.per_query:
+                    raise UsageError(
+                        f"{self._owner}(compare=...): the saved report has no {requested.key} of each query. Evaluate with "
+                        f"metrics=({requested.key!r}, ...) before you save it, or put another metric first."
+                    )
+                return requested
+        raise UsageError(
+            f"{self._owner}(compare=...) needs a metric that has a value for each query, such as mAP. Add it to metrics."
+        )
+
+    def compare(self, set_name: str, metric: RequestedMetric, report: RetrievalReport) -> Gain:
+        """Return the gain of a validation.
+
+        Args:
+            set_name: End of the keys of the set.
+            metric: The metric that is compared.
+            report: The report of the validation.
+
+        Raises:
+            ValueError: If the reference is of other queries. If it is a validation of this training, this one takes its
+                place.
+        """
+        reference = self._references.setdefault(
+            set_name, GainReference(metric.key, self.against, self._confidence, self._saved)
+        )
+        try:
+            return reference.compare(report)
+        except InputError:
+            if self.is_of_training:
+                del self._references[set_name]
+                self.compare(set_name, metric, report)
+            raise
+
+    def better_of_names(self, metric: RequestedMetric) -> dict[str, Better]:
+        """Return name -> which values are better."""
+        better = metric.metric.better
+        return dict.fromkeys(names_of_gain(metric.key), better) | {f"{metric.key}_reference": better}
+
+    def state(self) -> dict[str, Any]:
+        """Return the references as a checkpoint keeps them: tensors, numbers and words."""
+        return {
+            set_name: {
+                "report": torch.frombuffer(bytearray(report_to_bytes(reference.report)), dtype=torch.uint8),
+                "metric": reference.metric,
+                "tries": reference.tries,
+            }
+            for set_name, reference in self._references.items()
+            if reference.report is not None and self.is_of_training
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue with the references of a checkpoint."""
+        for set_name, stored in state.items():
+            report = report_from_bytes(stored["report"].numpy().tobytes(), "the checkpoint")
+            reference = GainReference(stored["metric"], self.against, self._confidence, report, stored["tries"])
+            self._references[set_name] = reference
+
+
+def names_of_gain(metric: str) -> tuple[str, str, str]:
+    """Return the names of a gain and of both ends of its interval."""
+    return f"{metric}_gain", f"{metric}_gain_low", f"{metric}_gain_high"
+
+
+def values_of_gain(gain: Gain) -> dict[str, float]:
+    """Return name -> value, as they are logged."""
+    values = (gain.value, gain.interval.low, gain.interval.high)
+    return dict(zip(names_of_gain(gain.metric), values, strict=True)) | {f"{gain.metric}_reference": gain.reference}
+
+
+def _as_report(compare: Any, owner: str) -> RetrievalReport:
+    """Return the report that `compare` is, or the one in its file."""
+    if isinstance(compare, RetrievalReport):
+        return compare
+    if not isinstance(compare, str | PathLike):
+        raise InputError(
+            f"{owner}(compare={compare!r}): pass 'best', 'first', a RetrievalReport, or the path of a saved one."
+        )
+    try:
+        return RetrievalReport.load(compare)
+    except FileNotFoundError:
+        raise InputError(
+            f"{owner}(compare={path_text(compare)!r}): there is no such file. Pass 'best', 'first', a RetrievalReport, or "
+            "the path that report.save wrote."
+        ) from None
