@@ -318,7 +318,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def _read_only_tensor(values: NDArray[Any]) -> Tensor:
-    """Return a tensor that shares the memory of an array. It ignores PyTorch's warning that the array is read-only."""
+    """Return a tensor that shares the memory of an array. PyTorch warns of read-only arrays, but nothing writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(values)
