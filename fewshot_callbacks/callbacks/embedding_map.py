@@ -126,12 +126,7 @@ class EmbeddingMap(PictureCallback):
 
 
 def _thumbnails(picture: Callable[[int], Any], items: Sequence[int]) -> Float[Tensor, "chosen 3 side side"]:
-    """Return pictures of one size, padded with white; grey for an item without a picture, or with a text.
-
-    Args:
-        picture: Function of the index of an item that returns its picture, or raises.
-        items: Indices of the items.
-    """
+    """Return pictures of one size, padded with white; grey for an item with a text, or if `picture` raises for its index."""
     thumbnails = []
     for item in items:
         thumbnail = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")

@@ -175,9 +175,6 @@ class VerificationMonitor(CollectingMonitor):
     def _evaluate(self, loaders: Sequence[_ListedItems]) -> tuple[TrialReport, int]:
         """Return the report of the trials with both items, and the number of other trials.
 
-        Args:
-            loaders: The listed items of each loader, of all processes.
-
         Raises:
             ValueError: If no trial has both items.
         """

@@ -95,14 +95,7 @@ def run(options: Demo) -> None:
 
 
 def _write_results(rows: Mapping[str, NetworkResults], file: Path, temporary: str, final: str) -> None:
-    """Write the results as JSON, with the checkpoints where they will be.
-
-    Args:
-        rows: Network -> its results, which name its checkpoint.
-        file: The file to write.
-        temporary: The folder in which the demo is written.
-        final: The folder to which it is moved.
-    """
+    """Write the results as JSON, with checkpoint paths in the `final` folder instead of the `temporary` one."""
     results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
     # Both paths are escaped as inside a JSON string.
     temporary_in_json = json.dumps(temporary)[1:-1]

@@ -467,9 +467,7 @@ def _model_of(file: Path) -> Any:
 def _holds_itself(content: Any, around: Sequence[int] = ()) -> bool:
     """Return whether a part of a configuration is an alias of an enclosing part; jsonargparse would read it endlessly.
 
-    Args:
-        content: The part.
-        around: The ids of the enclosing parts.
+    `around` has the ids of the enclosing parts.
     """
     if id(content) in around:
         return True

@@ -106,13 +106,8 @@ def _items_of_both(sets: StoredSets, options: Report) -> tuple[ReportItems, Repo
 def _training_items(sets: StoredSets, file: Path, options: Report) -> ReportItems:
     """Return the items of `--train`.
 
-    Args:
-        sets: The sets that are evaluated.
-        file: The file of the items.
-        options: The options of the command.
-
     Raises:
-        ValueError: The file has two sets, or embeddings of another dim.
+        ValueError: The file has two sets, or embeddings of another dim than `sets`.
     """
     train = load_one_set(file)
     dim = np.shape(sets.queries)[-1]

@@ -291,11 +291,9 @@ def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
 
 
 def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
-    """Return sentences on what to rename, and on what to leave out.
+    """Return sentences on which arrays to rename and which to leave out.
 
-    Args:
-        new_names: Name of an array -> its name in the other form; None without one.
-        held: The names of all arrays. A new name that is among them is taken.
+    `new_names` maps each name to its name in the other form, or to None. A new name in `held` is taken.
     """
     renames = []
     superfluous = []
@@ -315,10 +313,7 @@ def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
 def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str]) -> None:
     """Refuse an .npz file with two sets if it is read by the names of columns, which are names of one set.
 
-    Args:
-        file: The file, or a glob.
-        names: The names of its arrays.
-        columns: Option -> the name of an array, where one is passed.
+    `columns` has option -> the name of an array, for each option that is passed.
     """
     of_two = [name for name in names if name in TWO_SETS and name not in columns.values()]
     if not of_two or "embeddings" in columns:
@@ -334,14 +329,7 @@ def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str
 
 
 def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, has_options: bool) -> list[str]:
-    """Return a note on each array that is not read, but has a name similar to an array that is read.
-
-    Args:
-        file: The file.
-        names: Names of arrays.
-        known: Names of arrays that are read.
-        has_options: Whether the command has options for the names of arrays.
-    """
+    """Return a note on each array that is not read, but has a name similar to an array that is read."""
     notes = []
     for name in names:
         if name in (*known, LABEL_NAMES):
@@ -381,14 +369,10 @@ def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
 
 
 def _load_npz(file: Path, how: str) -> dict[str, NDArray[Any]]:
-    """Return all arrays of an .npz file.
-
-    Args:
-        file: The file.
-        how: How to write one, for messages.
+    """Return all arrays of an .npz file; messages add `how` to write one.
 
     Raises:
-        ValueError: It is not such a file, or is damaged.
+        ValueError: The file is not such a file, or is damaged.
     """
     if not file.exists():
         raise InputError(f"{file} does not exist. {how}")

@@ -72,12 +72,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 
 
 def _class_table(classes: Sequence[Any], means: Mapping[str, Mapping[Any, float]]) -> Table:
-    """Return a table with a row for each class.
-
-    Args:
-        classes: The labels of the classes.
-        means: Metric -> label -> the mean of the class; a class without a value is not a key.
-    """
+    """Return a table with a row for each class, given metric -> label -> mean. Classes without a value are not keys."""
     table = Table(title=f"means of {counted(len(classes), 'class')}", **NARROW)
     for name in ("class", *means):
         table.add_column(name, justify="right", no_wrap=True)

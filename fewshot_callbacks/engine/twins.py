@@ -104,10 +104,6 @@ class UnitedLists(NamedTuple):
 def _combinations(rows: TwinGroups, kinds: TwinGroups) -> tuple[Ints, list[Ints]]:
     """Return the kinds of queries that each row stands for, each kind once: combinations, which rows may share.
 
-    Args:
-        rows: The distinct query of each query.
-        kinds: The kind of each query.
-
     Returns:
         The number of the combination of each row, (rows,), and the kinds of each combination, ascending.
     """

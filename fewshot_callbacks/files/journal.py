@@ -407,12 +407,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[BinaryIO], Any], older_path: Path | None = None) -> None:
-    """Write a file. A kill leaves the older file or the whole new file; the older one may be at `older_path`.
+    """Write a file. A kill leaves the older file or the whole new file.
 
-    Args:
-        path: The file.
-        write: Writes its content.
-        older_path: Name that the older file is given; by default it is replaced.
+    The older file is moved to `older_path` if that is given, and replaced otherwise.
     """
     new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second evaluation may write the same file
     try:

@@ -192,10 +192,7 @@ def _file_or_folder(files: Any, path: str) -> Mapping[str, Mapping[str, Any]]:
 def _remote_file(files: Any, entry: Mapping[str, Any], address: str) -> RemoteFile:
     """Return a file by its entry in a listing. If the listing does not distinguish versions, the entry is looked up.
 
-    Args:
-        files: The file system.
-        entry: The entry of the file.
-        address: The address that led to the file. It may be a pattern.
+    The address that led to the file may be a pattern.
     """
     path = entry["name"]
     known = _known_entries(entry)

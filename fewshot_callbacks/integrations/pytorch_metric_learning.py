@@ -153,9 +153,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
     def _keys(self, names: Sequence[str], most_relevant: int) -> dict[str, str]:
         """Return metric of the library -> metric of this package, and warn if `k` has no effect on one of them.
 
-        Args:
-            names: Metrics of the library.
-            most_relevant: The largest number of relevant references of a query.
+        `most_relevant` is the largest number of relevant references of a query.
         """
         if self.k is None:
             return {name: _KEYS[name][0] for name in names}

@@ -178,9 +178,7 @@ def _draw_line(axes: Axes, family: _Family, points: Sequence[_Point]) -> None:
 class _PointLabels:
     """Writes labels next to points, where they cover neither a bar nor an earlier label.
 
-    Args:
-        axes: The axes, in their final position and with their final limits.
-        points: All points. Their bars are not covered.
+    The axes must have their final position and limits.
     """
 
     def __init__(self, axes: Axes, points: Sequence[_Point]) -> None:

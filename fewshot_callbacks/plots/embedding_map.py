@@ -219,10 +219,7 @@ NEIGHBOUR_METHODS: Mapping[Method, tuple[Callable[[np.ndarray, Points, int], Poi
 def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
     """Return the new map, shifted, turned and scaled to the old one; with a note instead if that is impossible.
 
-    Args:
-        new: The map to align.
-        old: The map to align with.
-        by_id: Whether the ids of both maps identify items. Otherwise items are matched by index, if all labels agree.
+    `by_id` matches items by their ids. Otherwise they are matched by index, if all labels agree.
     """
     pair = None
     if by_id or np.array_equal(new.labels, old.labels):

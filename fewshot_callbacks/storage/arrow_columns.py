@@ -117,12 +117,7 @@ class ArrowColumn(LazyArray):
         return vectors
 
     def _refuse_nulls(self, values: Any, row_length: int, first_row: int) -> None:
-        """Refuse missing values.
-
-        Args:
-            values: The values of a batch, `row_length` of each row.
-            row_length: Number of values of a row.
-            first_row: The first row of the batch.
+        """Refuse missing values, given `row_length` values for each row of a batch.
 
         Raises:
             FileError: A value is missing; the message names the row.

@@ -103,10 +103,6 @@ class _CheckedArray(LazyArray):
 class _CompressedArray(LazyArray):
     """A compressed array of an archive, unpacked as it is read. Reading earlier rows unpacks it again.
 
-    Args:
-        file: The archive.
-        member: The array in it.
-
     Raises:
         FileError: It is a pickle, or compressed column by column.
     """

@@ -211,9 +211,7 @@ def _split_caches(files: Sequence[RemoteFile], *, wants_caches: bool) -> tuple[l
 def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
     """Return files in the order of their numbers, each once.
 
-    Args:
-        files: The files, in any order.
-        wants_caches: Whether results that the package datasets caches in the folder of its data are read as well.
+    The caches that the package datasets adds to a folder are left out unless they are wanted.
     """
     by_numbers = sorted(files, key=lambda file: natural_sort_key(str(file)))
     for file in by_numbers:
@@ -304,11 +302,7 @@ def _refuse_broken_link(file: Path) -> None:
 
 
 def _refuse_twice(files: Sequence[Path], addresses: Mapping[Path, str]) -> None:
-    """Refuse a file that several of the paths name.
-
-    Args:
-        files: The files.
-        addresses: Copy -> the address that a message names.
+    """Refuse a file that several of the paths name. Messages name the address of a copy.
 
     Raises:
         ValueError: There is one; the message names both paths.
