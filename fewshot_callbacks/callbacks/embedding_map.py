@@ -31,9 +31,9 @@ THUMBNAIL = 32
 class EmbeddingMap(PictureCallback):
     """Draws a fixed sample of classes in two dimensions, each map aligned with the map of the previous epoch.
 
-    After each evaluation of a `RetrievalMonitor`, whose embeddings it uses, it sends a map of the queries to every
-    logger of the Trainer as `val/embedding_map`, at the same step as the metrics. With `projector=True` it also sends
-    the points to TensorBoard's projector, with their images if the data set has an index. Nothing is drawn in the
+    After each evaluation of a `RetrievalMonitor`, it uses the monitor's embeddings and sends a map of the queries to
+    every logger of the Trainer as `val/embedding_map`, at the same step as the metrics. With `projector=True` it also
+    sends the points to TensorBoard's projector, with their images if the data set has an index. Nothing is drawn in the
     sanity check, and an error never ends the run. A set with multi-label targets has no classes, and therefore no map.
 
     Args:

@@ -85,7 +85,7 @@ def run(options: Compare) -> None:
 
     Raises:
         ValueError: Nothing of the runs can be compared.
-        FileNotFoundError: There is no such run, or it has no checkpoint.
+        FileNotFoundError: The run does not exist, or it has no checkpoint.
     """
     runs = (as_location(options.run), as_location(options.other_run))
     comparison = compare_runs(runs, options.names, test=options.test)
@@ -161,7 +161,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
 
     Args:
         runs: The folder of each, or its file of steps; either may be an address.
-        names: The names of both in the tables; by default those of their heads or folders.
+        names: The names of both in the tables; by default the names of their heads or folders.
         test: Test both checkpoints, which takes longest.
     """
     for run in runs:

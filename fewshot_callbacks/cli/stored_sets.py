@@ -133,7 +133,7 @@ def read_sets(file: Path, columns: Columns, needed: Sequence[str]) -> StoredSets
 
 
 def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str]) -> StoredSets:
-    """Return the sets of files with one set, whose vectors stay in the files.
+    """Return the sets of files with one set. The vectors stay in the files.
 
     Args:
         file: The file, a folder or a glob.

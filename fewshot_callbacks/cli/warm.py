@@ -52,7 +52,7 @@ def run(options: Warm) -> None:
 
 
 def _place(folders: list[Path]) -> str:
-    """Return the folder of all loops, if NUMBA_CACHE_DIR names it, or else that of each module."""
+    """Return the folder of all loops, if NUMBA_CACHE_DIR names it, or else the folder of each module."""
     if all(Path(named_folder()) in folder.parents for folder in folders):
         return named_folder()
     return " and ".join(map(str, folders))

@@ -146,7 +146,7 @@ def _has_ink(character: str) -> bool:
 
 
 def _draw_face(file: Path, characters: list[str], size: int) -> Drawings:
-    """Draw characters of one font, without those that have no ink or whose glyph is the missing-glyph box."""
+    """Return drawings of characters of one font, without characters that have no ink or a missing-glyph box."""
     missing_glyph, *images = _draw([NO_CHARACTER, *characters], file, size)
     return {
         character: image
@@ -243,7 +243,7 @@ class Glyphs(FewShotDataset):
         faces: For each item, the position of its typeface in `face_names`.
         class_names: For each class, its character.
         scripts: For each class, its script.
-        face_names: Names of all typefaces, including those that do not occur in the split.
+        face_names: Names of all typefaces, including typefaces that do not occur in the split.
 
     Raises:
         ValueError: An unknown split, or a size or a number of faces out of range.

@@ -186,7 +186,7 @@ class Processes(ABC):
             arguments: The arguments that must be the same in every process. Values are compared as they are printed.
 
         Raises:
-            ValueError: With the argument that differs; the same message in every process.
+            ValueError: An argument differs; every process raises the same message, which names it.
         """
         by_rank = self.gather({name: str(value) for name, value in arguments.items()})
         for rank, printed in enumerate(by_rank):

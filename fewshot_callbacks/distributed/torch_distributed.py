@@ -141,7 +141,7 @@ class TorchProcesses(Processes):
 def all_processes() -> Processes:
     """Return the processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
-    Without `torch.distributed` it is this process alone. If the backend does not support CPU tensors (NCCL), the first
+    Without `torch.distributed` it is only this process. If the backend does not support CPU tensors (NCCL), the first
     call is collective: all processes must make it together.
 
     Examples:
@@ -189,7 +189,7 @@ def broadcast_object(value: T | None) -> T | None:
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     """Gather the tensors of all processes, by rank, without empty ones: `dist_sync_fn` of `torchmetrics.Metric`.
 
-    Unlike the function of torchmetrics, it accepts a process without a single batch, whose state has no shape and no
+    Unlike the function of torchmetrics, it accepts a process without a single batch, when its state has no shape and no
     dtype yet, and tensors on the CPU under a backend that supports only CUDA.
     """
     if group is None or group is torch.distributed.group.WORLD:

@@ -100,6 +100,7 @@ class CountedValues(NamedTuple):
         return CountedValues.of(every_value, np.concatenate((own_copies, copies)), self.weight)
 
 
+# No pairs.
 NO_VALUES = CountedValues(np.empty(0))
 
 

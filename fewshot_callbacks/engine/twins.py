@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.compiled import inlined, kernel
 from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance, lower_bound
 
+# Bytes of a list entry.
 ENTRY_BYTES = 4
 
 
@@ -93,7 +94,7 @@ class UnitedLists(NamedTuple):
         return int(np.diff(self.first_item).max(initial=0))
 
     def lists(self, relevance: PairRelevance, row_of_item: NDArray[np.int32]) -> Lists:
-        """Return the list of each distinct query. The arguments are those of `of`."""
+        """Return the list of each distinct query. The arguments are the same as for `of`."""
         items = np.empty(self.first_item[-1], np.int32)
         _unite(relevance, row_of_item, self.first_query, self.queries, self.first_item, items)
         for start, stop in pairwise(self.first_item.tolist()):

@@ -232,7 +232,7 @@ class PassRecord:
         All tiles of a group have to be done before the next group is asked for.
 
         Args:
-            tiles: All tiles of the step, also those that are done.
+            tiles: All tiles of the step, including finished tiles.
         """
         remaining = islice(tiles, self._position.tiles, None)
         tile = next(remaining, None)

@@ -45,9 +45,9 @@ class ExactAccuracyCalculator(AccuracyCalculator):
     metrics of a subclass are left to `AccuracyCalculator`.
 
     Args:
-        *args: Arguments of `AccuracyCalculator`, in its order. `knn_func` says the distance: None, or `FaissKNN` with an
-            `IndexFlatL2`, is Euclidean; one with an `IndexFlatIP` is the inner product; `CustomKNN` has its own. Faiss is
-            not needed. `label_comparison_fn` is called once for each different label of the queries.
+        *args: Arguments of `AccuracyCalculator`, in its order. `knn_func` decides the distance: None, or `FaissKNN`
+            with an `IndexFlatL2`, is Euclidean; one with an `IndexFlatIP` is the inner product; `CustomKNN` has its
+            own. Faiss is not needed. `label_comparison_fn` is called once for each different label of the queries.
         memory_mb: Bound on the memory used beyond the embeddings, in MB, see `RetrievalSettings`.
         **options: Arguments of `AccuracyCalculator`, by name.
 
@@ -89,7 +89,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
             reference: (references, dim) embeddings to retrieve from; None are the queries, each without itself.
             reference_labels: Labels of the references.
             ref_includes_query: Whether the first references are the queries, so that each is found without itself.
-            include: Metrics to compute; by default those of the constructor.
+            include: Metrics to compute; by default the metrics of the constructor.
             exclude: Metrics to leave out.
 
         Returns:

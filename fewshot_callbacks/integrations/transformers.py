@@ -17,7 +17,7 @@ from fewshot_callbacks.system.words import counted
 
 try:
     from accelerate.state import GradientState
-except ModuleNotFoundError:  # without it there is no Trainer, only a loop of one's own
+except ModuleNotFoundError:  # without accelerate there is no Trainer, but there may be a custom loop
     GradientState = None
 
 _CALL = "BatchRetrievalMetrics"

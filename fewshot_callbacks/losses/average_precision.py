@@ -31,8 +31,8 @@ CHUNK_SCORES = 2**20
 SMALLEST_CHUNK = 2**16
 # Scores of up to 128 MiB in total are cached for the backward pass; more are recomputed from the embeddings. A batch
 # reaches this limit at 5,792 items in float32, at 4,096 in float64. In float32 (`benchmarks/losses.py`) 4,096 items
-# took 127 MB in all, of which 67 MB are cached scores; 8,192 items, whose scores would be 268 MB and are recomputed,
-# took 121 MB.
+# took 127 MB in total, including 67 MB of cached scores. 8,192 items, with 268 MB of scores that are recomputed, took
+# 121 MB.
 CACHED_BYTES = 2**27
 # Added to a squared distance, so that its root has a derivative at 0. The value is from the source's listing.
 SMALLEST_SQUARE = 1e-3
@@ -399,8 +399,8 @@ class SoftAveragePrecisionLoss(nn.Module):
         query_labels, gallery, gallery_labels)`; a scalar in [0, 1], smaller is better, in float32 or float64.
 
     Raises:
-        ValueError: A setting is out of range; embeddings are not finite (the message names the rows); the number of
-            labels is not that of the embeddings; or no item of the batch has another item of its class.
+        ValueError: A setting is out of range; embeddings are not finite (the message names the rows); the numbers of
+            labels and embeddings differ; or no item of the batch has another item of its class.
 
     References:
         He, Lu, Sclaroff, "Local Descriptors Optimized for Average Precision", CVPR 2018; Revaud, Almazan, Rezende, de Souza,

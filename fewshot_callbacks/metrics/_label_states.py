@@ -89,7 +89,7 @@ def refuse_other_columns(call: str, earlier: Mapping[str, bool], given: Mapping[
 def first_of_each_id(
     is_compared: Bool[Tensor, "items"], batches: list[Tensor], labels: Labels, ids: Labels, call: str
 ) -> Bool[Tensor, "items"]:
-    """Return whether an item is the first of its id among those that a mask selects.
+    """Return whether an item is the first of its id among the items that a mask selects.
 
     It warns of other items of an id that differ from the first in embedding or label.
     """

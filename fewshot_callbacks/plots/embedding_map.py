@@ -301,7 +301,7 @@ def embedding_map(
         projection: What `project` returned.
         names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the labels.
         title: A line above the map.
-        highlighted: Labels to name, such as those of the weakest classes; by default the largest classes.
+        highlighted: Labels to name, such as the labels of the weakest classes; by default the largest classes.
         most: Number of classes to name, 1 to 12.
 
     Returns:

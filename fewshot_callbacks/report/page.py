@@ -293,7 +293,7 @@ def _duplicates_data(writer: PageWriter, duplicates: Duplicates) -> dict[str, An
 
 
 def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: ReportFindings) -> list[list[Any]]:
-    """Write the queries that the first model ranks better, then those that it ranks worse, by both models each."""
+    """Return the queries that the first model ranks better, then the queries that it ranks worse, each by both models."""
     comparison = findings.comparison
     if comparison is None:
         return []
@@ -312,7 +312,7 @@ def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: R
 TEMPLATES = Path(__file__).parent / "templates"
 # Largest size in bytes of a page without data and pictures: its style, script and template are 39 kB.
 PAGE_BYTES = 120_000
-# A placeholder in the page until its size is known.
+# This text is in the page until its size is known.
 SIZE = "@SIZE@"
 # Characters in place of bytes of a file name that are not UTF-8; they cannot be written.
 _UNPAIRED = re.compile("[\ud800-\udfff]")

@@ -31,7 +31,7 @@ def write_rows(
 
     | column | value |
     | --- | --- |
-    | `position` | index of the query among those that were passed |
+    | `position` | index of the query among the passed queries |
     | `label` | its label, an integer or a string; missing if relevance is not a single label |
     | `average_precision` | missing for a query without a match |
     | `is_suspect` | whether its label may be wrong, with `suspects` |

@@ -62,7 +62,7 @@ def naming_file(file: Path) -> Iterator[None]:
     """Name the file in whatever goes wrong while it is read.
 
     Raises:
-        ValueError: With the file, the fact and the fix.
+        ValueError: Reading failed; the message has the file, the fact and the fix.
     """
     try:
         yield

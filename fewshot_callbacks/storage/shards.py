@@ -34,7 +34,7 @@ _OPEN_FILES = 4
 
 
 class Shards:
-    """Embeddings in one or many files, with the columns beside them, as one set of rows. Vectors are never read as a whole.
+    """Embeddings and columns in one or many files, as one set of rows. Vectors are never read as a whole.
 
     | file | what is read |
     | --- | --- |

@@ -19,7 +19,7 @@ A loop is not kept, and each process compiles it, if a source cannot be read, if
 begun to import the package, or if a number has changed since it was described first.
 
 The price: after a change of any line in a file of loops, even a comment, all loops of that file and of files that use them
-are compiled anew. `CONTRIBUTING.md` says how long that takes.
+are compiled anew. `CONTRIBUTING.md` has the time that this takes.
 """
 
 from __future__ import annotations

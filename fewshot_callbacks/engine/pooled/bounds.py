@@ -42,6 +42,7 @@ class CountBounds(NamedTuple):
         return fewest, most
 
 
+# Nothing is known.
 NO_BOUNDS = CountBounds(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
