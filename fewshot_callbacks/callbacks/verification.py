@@ -223,7 +223,7 @@ def _joined(parts: Sequence[_ListedItems]) -> Tensor:
 
 
 def _without_copies(ids: Sequence[str], embeddings: Tensor) -> tuple[list[str], Tensor]:
-    """Return one item for each id whose embeddings only differ by rounding; an item may come from two loaders."""
+    """Return the items without repeats, which have equal ids and embeddings that only differ by rounding."""
     kept_of_id: dict[str, list[int]] = {}
     kept: list[int] = []
     for row, name in enumerate(ids):
