@@ -49,7 +49,7 @@ class FailurePolicy:
     Args:
         owner: Name of the callback, for messages.
         strict: True raises every error and False none. None raises a `UsageError` or `LabelFormsError`, which no further
-            training mends, and warns of all others, such as those of a diverged batch.
+            training mends, and warns of all others, such as errors of a diverged batch.
     """
 
     def __init__(self, owner: str, strict: bool | None) -> None:

@@ -321,10 +321,10 @@ class TrainingDynamicsMonitor(Callback):
             self._meter.is_compared = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the sizes of the episodes, and that the module, whose layers are made, has the submodule of `embed`.
+        """Check the sizes of the episodes, and that the module, after its layers are made, has the submodule of `embed`.
 
         Raises:
-            UsageError: If a size is not known, or there is no such submodule.
+            UsageError: If a size is unknown, or the submodule does not exist.
         """
         self._meter.embedder.check_name(pl_module)
         with self._policy.handling("dynamics are NaN."):

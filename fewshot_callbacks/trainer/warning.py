@@ -7,7 +7,7 @@ import warnings
 
 from fewshot_callbacks.trainer.lightning import IS_CHOSEN_BY_USER, PACKAGE, imported_packages, rank_zero_only
 
-# Packages whose functions may stand between the line of a user, such as `trainer.fit(...)`, and a warning.
+# Packages whose functions may be between the line of a user, such as `trainer.fit(...)`, and a warning.
 _BETWEEN = (
     "contextlib",
     "functools",

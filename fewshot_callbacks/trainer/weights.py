@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# Number of bytes of an element -> the integers of this size, as which its bits are read.
+# Number of bytes of an element -> integer type of this size, which reads its bits.
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def weight_fingerprints(module: nn.Module) -> list[int]:
     """Return a number for each parameter. Other values give another number.
 
-    The number is a sum of the bits of the values that this process holds, read as integers. So it is exact on every device.
+    The number is a sum of the bits of this process's values, read as integers. So it is exact on every device.
     The sums of rows and of columns are multiplied by odd numbers, so that exchanged values change it. A parameter whose bits
     cannot be read, such as one without memory, has no number.
     """
     fingerprints = []
     for parameter in module.parameters():
-        # A part of a parameter that several processes share must not be exchanged with them.
+        # Processes that share a parameter must not exchange their parts of it.
         values = parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
         try:
             bits = values.contiguous().view(_INTEGERS[values.element_size()])
