@@ -346,7 +346,8 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
     has_own_model = names_a_model(words)
     try:
         if words[:1] != ["fit"]:
-            warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
+            # Nothing is saved. The process ends with the command, so the filter may stay.
+            warnings.filterwarnings("ignore", "The dirpath has changed")
         return FewshotCLI(
             LightningModule if has_own_model else ProtoNet,
             LightningDataModule,

@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         arguments = sys.argv[1:]
+        # This process ends with the command, so nothing is restored.
         warnings.formatwarning = _format_warning
     words = list(arguments)
     program = "fewshot"
@@ -225,5 +226,6 @@ def one_line(error: Exception) -> str:
 
 
 def _raised_in(package: str, error: Exception) -> bool:
+    """Return whether a function of a package has raised an error: also an OSError, which has no class of the package."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith(package)

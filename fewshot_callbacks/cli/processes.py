@@ -30,6 +30,7 @@ def joined_processes() -> Processes:
         return ALONE
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
+        # torch warns at the exit if nobody has done so. Commands end in many places.
         atexit.register(torch.distributed.destroy_process_group)
     if torch.cuda.is_available():  # `--device cuda` is a different device in each process of a node
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -29,7 +29,8 @@ class _Loop(NamedTuple):
     loader: Any
     """a weak reference to the loader; None outside of a loop of accelerate"""
     begun: int
-    """how many loops over this loader have begun since the last that ended: those that broke off, and this one"""
+    """how many loops over this loader have begun since the last that ended: those that broke off, and this one. accelerate
+    lists the loader when a loop begins, and removes it when the loop ends: a loop that broke off stays in the list"""
 
 
 def _running_loop() -> _Loop:

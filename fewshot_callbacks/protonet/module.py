@@ -202,14 +202,13 @@ class ProtoNet(LightningModule):
         val_episodes = self.evaluation.episodes if val_episodes is None else val_episodes
         # A validation may be shorter than the test: its interval need not be as narrow.
         self.validation = replace(self.evaluation, episodes=val_episodes)
-        # `save_hyperparameters` reads the arguments from the local names of this function. Under the name of the argument it
-        # finds plain numbers, which any reader of a checkpoint can load.
-        evaluation = asdict(self.evaluation)
         networks = {"backbone": backbone, "head": head}
         modules = [name for name, network in networks.items() if isinstance(network, nn.Module)]
-        self.save_hyperparameters(ignore=modules)
+        self.save_hyperparameters(ignore=[*modules, "evaluation", "val_episodes"])
         if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
             self.save_hyperparameters()
+        else:  # plain numbers, which any reader of a checkpoint can load
+            self.save_hyperparameters({"evaluation": asdict(self.evaluation), "val_episodes": val_episodes})
         self.backbone = make_backbone(backbone, in_channels)
         self.head = make_head(head)
         self.representation: Representation = representation

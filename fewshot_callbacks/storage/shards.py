@@ -119,6 +119,7 @@ class Shards:
         self.files = shard_files.files
         self._stamps = [file_stamp(file) for file in self.files]
         self._lock = Lock()
+        # The cache and this object refer to each other, so files close when Python collects the cycle. They are only read.
         self._opened = lru_cache(_OPEN_FILES)(self._open)
 
         arguments: dict[str, Any] = {"labels": labels, "ids": ids, "groups": groups, "is_gallery": is_gallery}

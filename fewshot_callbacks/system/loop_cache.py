@@ -15,6 +15,9 @@ The name of a file is a hash of all that its loop was compiled from:
 - the closures and default arguments of their loops,
 - the types of the arguments, the options, the processor, and the versions of Python, NumPy and numba.
 
+The files are trusted as numba trusts its own: whoever can write to these folders can run code as the user who loads them. A
+hash of the content finds damage, and no intent.
+
 A loop is not kept, and each process compiles it, if a source cannot be read, if a file was changed after the process had
 begun to import the package, or if a number has changed since it was described first.
 
@@ -103,8 +106,13 @@ def _hash_of_source(function: Any) -> str:
         source = file.read_bytes()
     except (OSError, TypeError):
         return ""
-    has_changed = max(state.st_mtime, state.st_ctime) >= import_time.STARTED
-    return "" if has_changed else hashlib.sha256(source).hexdigest()
+    if max(state.st_mtime, state.st_ctime) >= import_time.STARTED:
+        say_once(
+            f"{file.name} is newer than this process, so its compiled loops are not kept. If nobody has changed it, the "
+            "clock of the file system is ahead."
+        )
+        return ""
+    return hashlib.sha256(source).hexdigest()
 
 
 def _name_by_content(loop: Any) -> None:
