@@ -36,7 +36,6 @@ BATCH_SIZE = 64
 # Positions of two batches differ by this number. It is larger than any batch.
 POSITIONS_OF_BATCH = 2**31
 
-# Names under which a table keeps the label of each row.
 LABEL_COLUMNS = ("label", "labels", "target", "targets")
 
 

@@ -55,7 +55,6 @@ class FailurePolicy:
     def __init__(self, owner: str, strict: bool | None) -> None:
         self.owner = owner
         self.strict = strict
-        # kinds of warnings that this run has shown
         self._shown_kinds: set[str] = set()
 
     def begin(self) -> None:

@@ -18,7 +18,6 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.trainer.lightning import Trainer
 
-# Embeddings of a batch, and their labels.
 LabelledEmbeddings = tuple[Tensor, Labels]
 
 

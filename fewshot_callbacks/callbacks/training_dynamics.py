@@ -270,7 +270,6 @@ class TrainingDynamicsMonitor(Callback):
         self._meter = StepMeter(Embedder(self._reader), sizes, centering, self._policy)
         # step -> measures
         self._history: dict[int, StepDynamics] = {}
-        # history of the checkpoint that was resumed
         self._resumed = DynamicsHistory()
         # file that this run has written
         self._path: Path | None = None

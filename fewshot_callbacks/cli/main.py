@@ -36,7 +36,6 @@ COMMANDS = {
 WRITE_FILES = {"demo", "report", "fit"}
 # Commands that need every optional package; the others need the extra `cli`.
 NEED_ALL_EXTRAS = {"demo", "report", "fit", "validate", "test"}
-# The packages whose versions a bug report should name.
 REPORTED_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
 # The environment variable that brings back the traceback of an error.
 DEBUG = "FEWSHOT_DEBUG"

@@ -217,7 +217,6 @@ def _look_alikes(drawing: Drawings) -> list[tuple[str, str]]:
 
 Drawn = TypeVar("Drawn", bound=Any)
 
-# The scripts of each split.
 SCRIPTS_OF: dict[Split, tuple[str, ...]] = {
     "train": ("Latin", "symbols"),
     "val": ("Greek",),

@@ -40,7 +40,6 @@ BROWN = "#7F4A1E"
 GREY = "#595959"
 LIGHT_GREY = "#D9D9D9"
 
-# Colours of relevant and of irrelevant items and pairs.
 RELEVANT = GREEN
 IRRELEVANT = VERMILION
 # The colours and markers of curves, from the first to the last.

@@ -63,7 +63,6 @@ _MOST_FILES = 48
 _UNFINISHED_SECONDS = 86400.0
 
 _DIGEST_BYTES = 32
-# The caches of all loops of this process.
 _CACHES: list[LoopCache] = []
 # Module -> hash of its source when its last loop was defined; empty if the code that Python runs is unknown.
 _SOURCES: dict[str, str] = {}
