@@ -2,7 +2,7 @@
 
 Names are loaded when they are first used, so that the functions can be used without Lightning, and nothing here imports
 torchvision before an image model or an image folder asks for it. They are listed in `__init__.pyi`, once for type checkers
-and for Python.
+and for Python, as `attach_stub` of lazy_loader reads them: a list in this file would have to repeat the stub.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Bank:
         return self._store is not None or self._shard is not None or self._error is not None
 
     def after_first_batch(self, trainer: Trainer, loader: int) -> bool:
-        """Embed the items, or compare the weights with those that embedded them; once for each loader.
+        """Embed the items, or check that the weights have not changed since; once for each loader.
 
         Returns:
             Whether the weights of this loader's steps are the weights of the items. `check` raises an error of the

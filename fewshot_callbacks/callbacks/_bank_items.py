@@ -36,7 +36,6 @@ BATCH_SIZE = 64
 # Positions of two batches differ by this number. It is larger than any batch.
 POSITIONS_OF_BATCH = 2**31
 
-# Names under which a table keeps the label of each row.
 LABEL_COLUMNS = ("label", "labels", "target", "targets")
 
 
@@ -324,7 +323,7 @@ class BankItems:
 
 
 def has_entry(entry: Entry, batch: Any) -> bool:
-    """Return whether a batch has an entry outside any step, where there is no step's output to look in."""
+    """Return whether a batch has an entry outside any step, without a step's output."""
     if callable(entry):
         try:
             return entry(None, batch) is not None
@@ -361,7 +360,7 @@ def _listed(loader: DataLoader[Any], owner: str) -> list[Any]:
     """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     # A sampler may repeat items. A sampler is considered endless if it gives ten times as many indices as there are
-    # items, and more than its length. The constant leaves room for small data sets. The length alone may be an
+    # items, and more than its length. The constant leaves room for small data sets. The length itself may be an
     # estimate.
     most = 10 * len(loader.dataset) + 1000  # type: ignore[arg-type]
     with suppress(NotImplementedError, TypeError):  # the sampler of a `BatchSampler` may have no length

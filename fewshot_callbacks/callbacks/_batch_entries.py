@@ -112,12 +112,7 @@ def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str
 
 
 def entry_of_labels(batch: Any, ids: Any = None) -> Any:
-    """Return the key or the position of a batch where labels seem to be; where nothing looks like them, a guess.
-
-    Args:
-        batch: The batch.
-        ids: Where its ids are, which are no labels.
-    """
+    """Return the key or the position of a batch where labels, and not its ids, seem to be; a guess if they seem nowhere."""
     if isinstance(batch, Mapping):
         entries: dict[Any, Any] = dict(batch)
         fallback: Any = "key"

@@ -124,6 +124,7 @@ class Capture:
         """Keep the output of a call, if it belongs to the step."""
         if not self._is_started or self._module is None or self._module._current_fx_name not in STEPS:
             return
+        # In a traced call these values would be constants of the trace. The step of a compiled module calls it once.
         if not torch.compiler.is_compiling():
             if _HOOKS_IGNORED.get() or torch._C._current_graph_task_id() != -1:
                 return

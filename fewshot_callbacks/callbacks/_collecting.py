@@ -121,7 +121,7 @@ class CollectingMonitor(EvaluationMonitor):
         self.loaders = loaders
         self.name = name
         self.prog_bar = prog_bar
-        # An index names a loader; a name may be that of a loader or of a flag.
+        # An index names a loader; a name may belong to a loader or to a flag.
         if gallery is not None and not isinstance(gallery, int):
             columns = [*columns, Column(FLAG, gallery)]
         self._groups = (
@@ -233,7 +233,7 @@ class CollectingMonitor(EvaluationMonitor):
         """Add the hook to the submodule that embeddings come from, now that the module has made its layers.
 
         Raises:
-            UsageError: If there is no such submodule.
+            UsageError: If the submodule does not exist.
         """
         self._collection.attach(pl_module)
 

@@ -124,8 +124,9 @@ class Collection:
                      get the same `Batch`. An error waits: see `failures`.
         agree        at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes
                      then know the same about labels and encoders.
-        dealing      for each side of a set, before its first shard. *Collective*. It says whether repeated items are known.
-        shard        for each side of a set. *Collective*. The first member joins the batches of the side, which are then
+        dealing      for each side of a set, before its first shard. *Collective*. It decides whether repeated items are
+        known. shard        for each side of a set. *Collective*. The first member joins the batches of the side, which
+        are then
                      held once, as a shard.
         done_with    after a set, for the sides that the member does not need again. Shards that no member needs are dropped.
         finish       at the end of the epoch. The last member drops everything.
@@ -175,7 +176,7 @@ class Collection:
         # Members that have begun this validation, compared by identity. It is empty if and only if no items are in
         # memory: items come after `begin`, and this method drops both.
         self._begun: list[Member] = []
-        # members that need no more of a side, and those that have finished
+        # members that no longer need a side, and members that have finished
         self._done: dict[Side, list[Member]] = defaultdict(list)
         self._finished: list[Member] = []
         for bank in self.banks:
@@ -192,7 +193,7 @@ class Collection:
         self.labels.owner_of_classes = _owners(known for known in self._members if not known.takes_targets)
 
     def shared_bank(self, items: BankItems, groups: Entry | Sequence[Entry] | None = None) -> Bank:
-        """Return the bank of some items, one for all monitors that ask for the same items.
+        """Return the bank of these items, one for all monitors that ask for the same items.
 
         Args:
             items: The items.

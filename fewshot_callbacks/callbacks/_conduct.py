@@ -49,13 +49,12 @@ class FailurePolicy:
     Args:
         owner: Name of the callback, for messages.
         strict: True raises every error and False none. None raises a `UsageError` or `LabelFormsError`, which no further
-            training mends, and warns of all others, such as those of a diverged batch.
+            training mends, and warns of all others, such as errors of a diverged batch.
     """
 
     def __init__(self, owner: str, strict: bool | None) -> None:
         self.owner = owner
         self.strict = strict
-        # kinds of warnings that this run has shown
         self._shown_kinds: set[str] = set()
 
     def begin(self) -> None:

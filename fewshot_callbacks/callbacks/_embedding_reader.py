@@ -308,11 +308,7 @@ def _call_source(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, st
 
 
 def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:
-    """Return embeddings as one floating-point vector for each item, (items, dim).
-
-    Raises:
-        UsageError: If they are not.
-    """
+    """Return embeddings as one floating-point vector for each item, (items, dim); refuse others."""
     if not isinstance(embeddings, Tensor):
         try:
             embeddings = as_tensor(embeddings, "embeddings", owner)

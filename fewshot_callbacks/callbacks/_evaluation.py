@@ -22,7 +22,6 @@ from fewshot_callbacks.trainer.lightning import Callback, LightningModule, Train
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 from fewshot_callbacks.trainer.logs import log_synced_values, logged_names
 
-# Indices or names of loaders, or one of them.
 Loaders = int | str | Sequence[int | str]
 
 

@@ -30,9 +30,9 @@ def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: Failur
     """Show figures in every logger of a Trainer. Every rank may call it; only the first rank draws.
 
     A logger shows pictures if it has a method `log_image(key, images, step)`, or a writer of TensorBoard, or is Lightning's
-    logger for MLflow, Comet or LitLogger. Where it shows none (`CSVLogger`, no logger), or does not take one, the picture is
-    written to `pictures/<name>/step=<step>.png` in the folder of the run, where it replaces no file that this package has
-    not written. A figure that cannot be drawn or shown never ends the run.
+    logger for MLflow, Comet or LitLogger. If it shows none (`CSVLogger`, no logger), or does not take one, the picture
+    is written to `pictures/<name>/step=<step>.png` in the folder of the run, where it replaces no file that this
+    package has not written. A figure that cannot be drawn or shown never ends the run.
 
     Args:
         trainer: The Trainer that runs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch.utils.data import RandomSampler
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional.movement import embedding_movement
 from fewshot_callbacks.metrics.embedding_store import Shard
-from fewshot_callbacks.trainer.lightning import Trainer
+from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
 # Largest number of items that are compared: CKA takes a matrix of this size, 8 MB.
@@ -88,15 +89,15 @@ class MovementOfSet:
     def __init__(self) -> None:
         self._first: SampledItems | None = None
         self._previous: SampledItems | None = None
-        # `id` of the module of these embeddings
-        self._module: int | None = None
+        # the module of these embeddings, which may be freed
+        self._module: weakref.ref[LightningModule] | None = None
 
-    def compare(self, sample: SampledItems, module: int) -> tuple[dict[str, float], str | None]:
+    def compare(self, sample: SampledItems, module: LightningModule) -> tuple[dict[str, float], str | None]:
         """Compare a sample with the earlier ones, and keep it.
 
         Args:
             sample: That of this validation.
-            module: `id` of the module: with another one, all begins anew.
+            module: The module; with another one, all begins anew.
 
         Returns:
             Name -> value, and a sentence if nothing has moved, or nothing is left. Empty and None if there is nothing to
@@ -104,11 +105,12 @@ class MovementOfSet:
         """
         first = self._first
         previous = self._previous
-        is_first = first is None or module != self._module or not sample.is_of_same_items(first)
+        is_other_module = self._module is None or self._module() is not module
+        is_first = first is None or is_other_module or not sample.is_of_same_items(first)
         if first is None or previous is None or is_first:
             self._first = sample
             self._previous = sample
-            self._module = module
+            self._module = weakref.ref(module)
             return {}, None
         if sample.step == previous.step:
             return {}, None

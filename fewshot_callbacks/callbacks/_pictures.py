@@ -117,7 +117,7 @@ class PictureCallback(Viewer):
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch. None is skipped before they have taken a second.
         prefix: Draw the sets whose keys begin with it, such as `val` or `val/t2i`; None draws all.
-        names: Names of the classes; by default those of the data set.
+        names: Names of the classes; by default the names in the data set.
         reader: Reads what is shown of an item.
 
     Raises:

@@ -18,7 +18,6 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.trainer.lightning import Trainer
 
-# Embeddings of a batch, and their labels.
 LabelledEmbeddings = tuple[Tensor, Labels]
 
 
@@ -114,7 +113,7 @@ def check_gallery(
     """Check that `gallery` names a loader, and that another loader has queries; or that it is an entry of batches.
 
     Raises:
-        UsageError: If there is no such loader, or there are no queries.
+        UsageError: If the loader does not exist, or there are no queries.
     """
     call = f"{owner}(gallery={gallery!r})"
     index = loader_index(trainer, gallery)

@@ -104,7 +104,7 @@ class BatchMonitor(CollectingMonitor):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Say that the step has ended: a closure may run it again for the same batch, with other weights."""
-        # With manual optimisation this is called inside the step.
+        # Manual optimisation calls this inside the step.
         if pl_module.automatic_optimization:
             self._training_reader.capture.end_run()
 

@@ -178,7 +178,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
             )
         elif sample is not None:
             movement = self._movements.setdefault(measured_set.suffix, MovementOfSet())
-            values, note = movement.compare(sample, id(trainer.lightning_module))
+            values, note = movement.compare(sample, trainer.lightning_module)
         movement_of_first = broadcast_object((values, note))
         assert movement_of_first is not None
         return movement_of_first

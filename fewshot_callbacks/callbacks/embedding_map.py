@@ -31,9 +31,9 @@ THUMBNAIL = 32
 class EmbeddingMap(PictureCallback):
     """Draws a fixed sample of classes in two dimensions, each map aligned with the map of the previous epoch.
 
-    After each evaluation of a `RetrievalMonitor`, whose embeddings it uses, it sends a map of the queries to every
-    logger of the Trainer as `val/embedding_map`, at the same step as the metrics. With `projector=True` it also sends
-    the points to TensorBoard's projector, with their images if the data set has an index. Nothing is drawn in the
+    After each evaluation of a `RetrievalMonitor`, it uses the monitor's embeddings and sends a map of the queries to
+    every logger of the Trainer as `val/embedding_map`, at the same step as the metrics. With `projector=True` it also
+    sends the points to TensorBoard's projector, with their images if the data set has an index. Nothing is drawn in the
     sanity check, and an error never ends the run. A set with multi-label targets has no classes, and therefore no map.
 
     Args:
@@ -126,12 +126,7 @@ class EmbeddingMap(PictureCallback):
 
 
 def _thumbnails(picture: Callable[[int], Any], items: Sequence[int]) -> Float[Tensor, "chosen 3 side side"]:
-    """Return pictures of one size, padded with white; grey for an item without a picture, or with a text.
-
-    Args:
-        picture: Function of the index of an item that returns its picture, or raises.
-        items: Indices of the items.
-    """
+    """Return pictures of one size, padded with white; grey for an item with a text, or if `picture` raises for its index."""
     thumbnails = []
     for item in items:
         thumbnail = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")

@@ -264,12 +264,7 @@ class EmbeddingSource:
 
 
 def hints_of_source(source: Any, owner: str) -> dict[str, Callable[[Any], str]]:
-    """Return each argument of a source that somebody may pass to a monitor -> a function of it that says how it is written.
-
-    Args:
-        source: The source that the monitor was given.
-        owner: Name of the monitor, for messages.
-    """
+    """Return each argument of a source that somebody may pass to a monitor -> a function of it that says how to write it."""
     given = EmbeddingSource.of(source, owner)
     return {name: partial(given.with_argument, name) for name in SOURCE_ARGUMENTS}
 
@@ -332,11 +327,7 @@ def follow(value: Any, path: str) -> Any:
 
 
 def _checked_source(source: Any, owner: str) -> Source:
-    """Return a source in one of three forms: a tuple of two keys, a name, or a function.
-
-    Raises:
-        ValueError: If it is none of these.
-    """
+    """Return a source in one of three forms: a tuple of two keys, a name, or a function; refuse others."""
     if isinstance(source, Sequence) and not isinstance(source, str):
         if len(source) != 2 or not all(isinstance(key, str) for key in source):
             raise InputError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")

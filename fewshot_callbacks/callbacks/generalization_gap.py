@@ -31,7 +31,8 @@ from fewshot_callbacks.settings import GapOptions, NoFile, refuse_other_argument
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
-# Factor between the numbers of items per class of both sets above which a warning says that recall cannot be compared.
+# Factor between the numbers of items per class of both sets above which a warning reports that recall cannot be
+# compared.
 UNEVEN = 1.5
 
 # Default of the setting `metrics`.
@@ -40,13 +41,13 @@ METRICS = ("grouped_recall@1", "recall@1")
 
 @takes(GapOptions, metrics=METRICS)
 class GeneralizationGapMonitor(CollectingMonitor):
-    """Logs Grouped Recall@K of training classes minus that of validation classes, a measure of overfitting.
+    """Logs Grouped Recall@K of training classes minus Grouped Recall@K of validation classes, a measure of overfitting.
 
-    Plain Recall@K falls with the number of classes, so its difference says little if the two sets have different numbers
-    of classes. Grouped Recall@K searches a fixed number of classes at a time. After the first batch of a validation, a
-    fixed, seeded subset of the training classes is embedded by a separate loader, with the module in evaluation mode and
-    with the weights of the validation steps. At the end of the validation it is compared with the embeddings of these
-    steps. The modes of the module and the random states are restored.
+    Plain Recall@K falls with the number of classes, so its difference is not informative if the two sets have different
+    numbers of classes. Grouped Recall@K searches a fixed number of classes at a time. After the first batch of a
+    validation, a fixed, seeded subset of the training classes is embedded by a separate loader, with the module in
+    evaluation mode and with the weights of the validation steps. At the end of the validation it is compared with the
+    embeddings of these steps. The modes of the module and the random states are restored.
 
     It logs the gap `gap/grouped_recall@1`, in [-1, 1], with the ends of its interval, `gap/grouped_recall@1_low` and
     `..._high`; the two recalls as `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`; the same values of plain

@@ -394,15 +394,7 @@ class RetrievalMonitor(CollectingMonitor):
     def _logged(
         self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport, values: dict[str, float]
     ) -> dict[str, float]:
-        """Return name -> value of a set that was evaluated, as they are logged.
-
-        Args:
-            trainer: The Trainer.
-            prefix: First part of the keys.
-            suffix: Last part of the keys.
-            report: The report of the set.
-            values: The values of the set and of its compressed forms.
-        """
+        """Return name -> value of an evaluated set and its compressed forms, as they are logged."""
         values = dict(values)
         for note in report.messages:
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))

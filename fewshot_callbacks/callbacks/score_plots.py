@@ -38,8 +38,8 @@ SAMPLED_QUERIES = 1000
 class ScorePlots(PictureCallback):
     """Draws the scores of relevant and irrelevant pairs, curves with operating points, and the weakest classes.
 
-    After each evaluation of a `RetrievalMonitor`, whose report it uses, it sends these figures to every logger of the
-    Trainer, at the same step as the metrics:
+    After each evaluation of a `RetrievalMonitor`, it uses the monitor's report and sends these figures to every logger
+    of the Trainer, at the same step as the metrics:
 
     - `val/score_histograms`: the distributions of the scores of relevant and of irrelevant pairs, with the thresholds;
     - `val/precision_recall`: pooled precision over pooled recall, with the operating points;

@@ -270,7 +270,6 @@ class TrainingDynamicsMonitor(Callback):
         self._meter = StepMeter(Embedder(self._reader), sizes, centering, self._policy)
         # step -> measures
         self._history: dict[int, StepDynamics] = {}
-        # history of the checkpoint that was resumed
         self._resumed = DynamicsHistory()
         # file that this run has written
         self._path: Path | None = None
@@ -321,10 +320,10 @@ class TrainingDynamicsMonitor(Callback):
             self._meter.is_compared = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the sizes of the episodes, and that the module, whose layers are made, has the submodule of `embed`.
+        """Check the sizes of the episodes, and that the module, after its layers are made, has the submodule of `embed`.
 
         Raises:
-            UsageError: If a size is not known, or there is no such submodule.
+            UsageError: If a size is unknown, or the submodule does not exist.
         """
         self._meter.embedder.check_name(pl_module)
         with self._policy.handling("dynamics are NaN."):

@@ -52,7 +52,7 @@ class VerificationMonitor(CollectingMonitor):
     items of each trial are found by their ids among the items of all loaders that are measured, so that both sides of a
     trial may come from different loaders. An id that comes twice with one embedding is one item. Trials with a missing
     item, as with `limit_val_batches`, are left out; their number is logged as `val/missing_trials`, with one warning.
-    Labels are not needed: the list says which trials are target trials (both sides of one identity) and
+    Labels are not needed: the list marks which trials are target trials (both sides of one identity) and
     which are non-target trials.
 
     With several processes the embeddings of the listed items are brought to the first one, which scores the trials; all
@@ -77,7 +77,7 @@ class VerificationMonitor(CollectingMonitor):
         report: The latest `TrialReport`; None before the first evaluation.
 
     Raises:
-        ValueError: If the list cannot be read, or has scores in place of items, there is no such metric, or a cost is not
+        ValueError: If the list cannot be read, or has scores in place of items, a metric is unknown, or a cost is not
             positive.
 
     Examples:
@@ -175,9 +175,6 @@ class VerificationMonitor(CollectingMonitor):
     def _evaluate(self, loaders: Sequence[_ListedItems]) -> tuple[TrialReport, int]:
         """Return the report of the trials with both items, and the number of other trials.
 
-        Args:
-            loaders: The listed items of each loader, of all processes.
-
         Raises:
             ValueError: If no trial has both items.
         """
@@ -226,7 +223,7 @@ def _joined(parts: Sequence[_ListedItems]) -> Tensor:
 
 
 def _without_copies(ids: Sequence[str], embeddings: Tensor) -> tuple[list[str], Tensor]:
-    """Return one item for each id whose embeddings only differ by rounding; an item may come from two loaders."""
+    """Return the items without repeats, which have equal ids and embeddings that only differ by rounding."""
     kept_of_id: dict[str, list[int]] = {}
     kept: list[int] = []
     for row, name in enumerate(ids):

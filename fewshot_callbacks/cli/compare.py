@@ -86,7 +86,7 @@ def run(options: Compare) -> None:
 
     Raises:
         ValueError: Nothing of the runs can be compared.
-        FileNotFoundError: There is no such run, or it has no checkpoint.
+        FileNotFoundError: The run does not exist, or it has no checkpoint.
     """
     runs = (as_location(options.run), as_location(options.other_run))
     comparison = compare_runs(runs, options.names, test=options.test)
@@ -103,7 +103,7 @@ class RunComparison:
     folders: Sequence[Location]
     names: tuple[str, str]
     records: Sequence[TrainingRecord | None]
-    # results on the test set; none if nothing was tested
+    # results on the test set; empty if nothing was tested
     tests: Sequence[NetworkResults]
     # why nothing was tested; empty if both runs were
     why_untested: str
@@ -130,7 +130,7 @@ class RunComparison:
             {"name": name, "folder": str(folder), "epochs": record and record.epochs, "steps": record and record.steps}
             for name, folder, record in zip(self.names, self.folders, self.records, strict=True)
         ]
-        for description, results in zip(runs, self.tests, strict=False):  # none if nothing was tested
+        for description, results in zip(runs, self.tests, strict=False):  # empty if nothing was tested
             description["test"] = results.to_dict()
         return {
             "runs": runs,
@@ -162,7 +162,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
 
     Args:
         runs: The folder of each, or its file of steps; either may be an address.
-        names: The names of both in the tables; by default those of their heads or folders.
+        names: The names of both in the tables; by default the names of their heads or folders.
         test: Test both checkpoints, which takes longest.
     """
     for run in runs:
@@ -190,7 +190,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
 
 
 def _why_untested(runs: Sequence[Location]) -> str:
-    """Return why two runs cannot be tested; nothing if they can."""
+    """Return why two runs cannot be tested; empty if they can."""
     for run in runs:
         if not is_file(join_location(run, CONFIGURATION)):
             return f"{run} holds no {CONFIGURATION}"
@@ -229,12 +229,13 @@ def results_of_test(*words: str, as_prototypes: bool = False) -> NetworkResults:
         words: Options of `fewshot test`.
         as_prototypes: Test the backbone of a module without episodes, too: by the angles to the prototypes.
     """
-    # They import Lightning, which tables of steps do not need.
+    # These names import Lightning, which tables of steps do not need.
     from fewshot_callbacks.cli.fit import command, quiet_lightning  # noqa: PLC0415
     from fewshot_callbacks.protonet import ProtoNet, SoftmaxHead  # noqa: PLC0415
 
     with quiet_lightning():
-        # One device: Lightning repeats images to give several devices equal shares, and these would be counted twice.
+        # The test runs on one device: Lightning repeats images to give several devices equal shares, which would count
+        # twice.
         cli = command(["test", *words, "--trainer.devices=1", "--trainer.enable_progress_bar=false", "--verbose=false"])
         trainer: Any = cli.trainer
         model = cli.model
@@ -264,13 +265,13 @@ def differences_of(first: NetworkResults, second: NetworkResults) -> dict[str, D
             in_retrieval = {}
         differences |= {name: in_retrieval[name] for name in SHOWN if name in in_retrieval}
     if first.j is not None and second.j is not None:
-        # J has no interval, so that its difference has none either.
+        # J has no interval, so its difference has none either.
         differences["J"] = Difference(second.j, first.j, UNKNOWN)
     return differences
 
 
 def _episodes(tests: Sequence[NetworkResults]) -> str:
-    """Return a sentence on the episodes of both runs and the intervals of their accuracies; nothing without accuracies."""
+    """Return a sentence on the episodes of both runs and the intervals of their accuracies; empty without accuracies."""
     accuracies = [results.accuracy for results in tests if results.accuracy]
     if not accuracies:
         return ""

@@ -31,7 +31,7 @@ from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
 
 RESULTS = "results.json"
-# The file with the hashes of all files of a demo. Nothing else is ever replaced.
+# The file with the hashes of all files of a demo. Other files are never replaced.
 SIGNATURE = ".fewshot_demo.json"
 # Network -> the words of `fewshot fit` that train it.
 TRAINED = {
@@ -52,10 +52,10 @@ Curve = Sequence[Sequence[float]]
 
 
 def run(options: Demo) -> None:
-    """Train the networks, test them, and print the table and what lies in the folder of the demo.
+    """Train the networks, test them, and print the table and the contents of the folder of the demo.
 
     Raises:
-        ValueError: A number is below 1, or the folder holds something that no demo has written.
+        ValueError: A number is below 1, or the folder has a file that no demo has written.
         KeyboardInterrupt: The demo was interrupted, or ended by SIGTERM.
     """
     for name in ("epochs", "episodes", "test_episodes"):
@@ -64,13 +64,13 @@ def run(options: Demo) -> None:
     console = Console()
     started = time.perf_counter()
     target = checked(options.output)
-    # The demo is written beside its folder, so that one that fails leaves an earlier one as it was.
+    # The demo is written next to its folder, so that a failed demo leaves an earlier one unchanged.
     with tempfile.TemporaryDirectory(prefix=".demo", dir=target.parent) as temporary, quiet_lightning():
         folder = Path(temporary) / target.name
         try:
             rows = train_and_test(options, folder, console)
         except KeyboardInterrupt as stop:
-            # A training that is interrupted says what it has kept, which goes with the folder around it.
+            # An interrupted fit reports files that it has kept, but they are removed with the temporary folder.
             raise type(stop)(
                 "Nothing is kept: a demo is written when all its networks are trained and tested."
             ) from None
@@ -95,23 +95,16 @@ def run(options: Demo) -> None:
 
 
 def _write_results(rows: Mapping[str, NetworkResults], file: Path, temporary: str, final: str) -> None:
-    """Write the results as JSON, with the checkpoints where they will be.
-
-    Args:
-        rows: Network -> its results, which name its checkpoint.
-        file: The file to write.
-        temporary: The folder in which the demo is written.
-        final: The folder to which it is moved.
-    """
+    """Write the results as JSON, with checkpoint paths in the `final` folder instead of the `temporary` one."""
     results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
-    # Both as they stand inside a string of JSON.
+    # Both paths are escaped as inside a JSON string.
     temporary_in_json = json.dumps(temporary)[1:-1]
     final_in_json = json.dumps(final)[1:-1]
     file.write_text(results.replace(temporary_in_json, final_in_json) + "\n")
 
 
 def train_and_test(options: Demo, folder: Path, console: Console) -> dict[str, NetworkResults]:
-    """Train each network of `TRAINED`, and return its results on the test set, after those of random weights."""
+    """Train each network of `TRAINED`, and return the results of random weights and of each network on the test set."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
         glyphs = Glyphs()
@@ -165,7 +158,7 @@ def _train_and_test_one(
 
 
 def _output_words(folder: Path) -> list[str]:
-    """Return the words that write logs and checkpoints of a training to a folder; the checkpoint is the last callback."""
+    """Return the words that write logs and checkpoints of a fit to a folder; the checkpoint is the last callback."""
     # Without a version both loggers write into the folder itself, and the progress bar shows no version.
     loggers = [
         {"class_path": logger, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": ""}}
@@ -187,7 +180,7 @@ def checked(target: Path) -> Path:
     """Return the absolute path of a folder where a demo can be written.
 
     Raises:
-        ValueError: If it holds something that no demo has written; names the first such file.
+        ValueError: If it has a file that no demo has written; the message names the first one.
     """
     target = target.resolve()
     foreign = foreign_file(target)
@@ -221,7 +214,7 @@ def sign(folder: Path) -> None:
 
 
 def _signed_digests(file: Path) -> Mapping[str, str]:
-    """Return the files of an earlier demo with their hashes; none if the signature is damaged or missing."""
+    """Return the files of an earlier demo with their hashes; empty if the signature is damaged or missing."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))["fewshot_demo"].items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

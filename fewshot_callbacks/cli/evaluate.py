@@ -80,7 +80,7 @@ def run(options: Evaluate) -> None:
     if journal is not None and journal.goes_on and processes.rank == 0:
         print(f"The evaluation goes on from the state in {printable(options.resume)}.", file=sys.stderr)
     has_bar = not options.json
-    # The state is removed once all is printed.
+    # The state is removed after everything is printed.
     with journaling(journal):
         inputs = [inputs_of(sets, judged_relevance(sets, options), processes) for sets in all_sets]
         reports = [evaluate_sets(*inputs_of_file, settings, has_bar=has_bar) for inputs_of_file in inputs]
@@ -100,7 +100,7 @@ def run(options: Evaluate) -> None:
 
 
 def _check_options(options: Evaluate) -> None:
-    """Refuse options that do not fit each other."""
+    """Refuse options that conflict."""
     if options.per_class and options.against is not None and not options.json:
         raise InputError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
@@ -113,7 +113,7 @@ def _check_options(options: Evaluate) -> None:
 
 
 def _read_files(options: Evaluate) -> list[StoredSets]:
-    """Return the sets of the file, and those of `--against`.
+    """Return the sets of the file and of `--against`.
 
     Raises:
         ValueError: As `read_sets` does, and if the means of classes are wanted of items without one label each.
@@ -190,7 +190,7 @@ def print_both(first: Result, second: Result, options: Evaluate) -> None:
     """Print the comparison of two files, as JSON or as a table."""
     differences = compare_reports(first.report, second.report)
     if first.j is not None and second.j is not None:
-        # J has no interval, so that its difference has none either.
+        # J has no interval, so its difference has none either.
         differences[DISCRIMINANT_RATIO] = Difference(first.j, second.j, UNKNOWN)
     if options.json:
         per_class = options.per_class
@@ -232,7 +232,7 @@ def check_labels_for_j(sets: StoredSets) -> None:
 
 
 def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "labels") -> None:
-    """Refuse another file if its items are not those of the first.
+    """Refuse another file if its items differ from the first file's.
 
     Args:
         sets: The sets of the first file.
@@ -240,7 +240,7 @@ def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "label
         kind: What is compared: "labels" or "ids".
 
     Raises:
-        ValueError: The labels or ids of their queries differ, or those of their galleries.
+        ValueError: The labels or ids of their queries or of their galleries differ.
     """
     for name in (f"query_{kind}", f"gallery_{kind}"):
         first = np.asarray(sets.arrays.get(name, ()))
@@ -281,7 +281,7 @@ def compression_of(words: Sequence[str], codes: Sequence[str], settings: Retriev
     Raises:
         ValueError: As `compression_costs` does.
     """
-    # Words that are no numbers are refused with the others.
+    # Words that are not numbers are refused with the other values.
     dims = [int(word) if word.isdecimal() else word for word in words]
     compression = Compression.checked("compression_costs", dims, codes, settings)
     compression.refuse_threshold(headline_metrics(request_of(settings).reported), settings)
@@ -313,14 +313,14 @@ def compress_sets(
 
 @contextmanager
 def _progress_bar(*, is_wanted: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of the pairs done, which the function that it yields moves."""
+    """Show a bar of finished pairs, and yield the function that moves it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
     )
-    # In a file or a pipe a bar is control characters.
+    # In a file or a pipe a bar would be control characters.
     is_hidden = not is_wanted or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
         task = bar.add_task("pairs", total=None)
@@ -331,7 +331,7 @@ def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
     """Return the relevance by the judgements for the queries of a file of embeddings; None without judgements.
 
     Raises:
-        ValueError: If there is no such file, the arrays have no ids, or as `Relevance.from_judgements` does.
+        ValueError: If the file does not exist, the arrays have no ids, or as `Relevance.from_judgements` does.
     """
     judgements = options.judgements
     if judgements is None:
@@ -371,7 +371,7 @@ def moments_of_all(sets: StoredSets) -> ClassMoments:
 
 
 def _first_rows(rows: Any, labels: Any, ids: Any, counted: Any = ()) -> tuple[Any, Any]:
-    """Return the first row of each id that is not counted yet, with its label; without ids all rows."""
+    """Return the first row of each id that is not in `counted`, with its label; all rows without ids."""
     labels = np.asarray(labels)
     if ids is None:
         return rows, labels

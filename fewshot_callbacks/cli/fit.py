@@ -80,7 +80,7 @@ class FewshotParser(LightningArgumentParser):
 
 
 class FewshotCLI(LightningCLI):
-    """LightningCLI for `ProtoNet`, where the data alone sets what model and data must agree on; or for any module."""
+    """LightningCLI for `ProtoNet`, where shared settings are only read from the data; or for any module."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
@@ -110,7 +110,7 @@ class FewshotCLI(LightningCLI):
         is_requested = any(word.startswith("--trainer.logger") for word in sys.argv)
         if self.config.subcommand != "fit" and not is_requested:
             settings.trainer.logger = False  # a logger would make the folder of another run
-            self.save_config_callback = None  # would write into the working directory
+            self.save_config_callback = None  # it would write into the working directory
 
     @property
     def _settings(self) -> Any:
@@ -131,7 +131,7 @@ class FewshotCLI(LightningCLI):
 
 
 def _arguments_of(model: Any) -> dict[str, Any]:
-    """Return the settings of a model. They stand one level lower if its class is named."""
+    """Return the settings of a model. They are one level lower if its class is named."""
     settings: dict[str, Any] = model.as_dict()
     if "class_path" not in settings:
         return settings
@@ -148,11 +148,11 @@ def say_what_is_overruled(configured: Mapping[str, Any], used: Mapping[str, Any]
 
 
 def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any]) -> None:
-    """Refuse a `--ckpt_path` that is no checkpoint.
+    """Refuse a `--ckpt_path` that is not a checkpoint.
 
     Raises:
-        ValueError: `validate` or `test` without a checkpoint, of which Lightning would evaluate the initial weights; or
-            there is no such file, or it is something else.
+        ValueError: `validate` or `test` has no checkpoint, and Lightning would evaluate the initial weights; or the
+            file does not exist, or is not a checkpoint.
     """
     suggested: object = "runs/version_0/checkpoints/best.ckpt"
     if given is None and command != "fit":
@@ -164,7 +164,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         )
     if given is None or (given == UNTRAINED and command != "fit"):
         return
-    # Lightning finds these checkpoints itself. An address is that of a remote file system.
+    # Lightning finds these checkpoints itself, and reads addresses of remote file systems.
     if str(given).partition(":")[0] in CHECKPOINT_WORDS or "://" in str(given):
         return
     path = Path(given)
@@ -180,7 +180,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except PermissionError:
         raise
-    except Exception as error:  # torch.load promises no class of error; of a file cut short it may be an OSError
+    except Exception as error:  # torch.load documents no error class; a truncated file may raise an OSError
         raise InputError(
             f"{path} is not a checkpoint of 'fewshot fit', or it is damaged ({type(error).__name__}). Give another one, "
             "such as best.ckpt or last.ckpt of the same run."
@@ -206,7 +206,7 @@ def check_folder(folder: str, *, goes_on: bool) -> None:
         goes_on: Whether the fit continues the one in this folder.
 
     Raises:
-        ValueError: With the names of the files.
+        ValueError: There are such files; the message names them.
     """
     files = get_filesystem(folder)
     is_of_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
@@ -224,16 +224,16 @@ def check_folder(folder: str, *, goes_on: bool) -> None:
 
 
 def _is_written_configuration(content: bytes) -> bool:
-    # The first line of what Lightning's parser writes.
+    # Lightning's parser writes this first line.
     return content.startswith(b"# lightning.pytorch==")
 
 
 class ConfigKeeper(SaveConfigCallback):
     """Keeps the configuration of a run in its folder, and replaces no other there.
 
-    Without a logger a run has no folder, and nothing is written. A test that is logged to the folder of a training leaves
-    the configuration of the training. A training that goes on in its folder keeps the earlier configuration under another
-    name, if it differs.
+    Without a logger a run has no folder, and nothing is written. A test that is logged to the folder of a fit keeps
+    the configuration of the fit. A resumed fit keeps the earlier configuration of its folder under another name, if it
+    differs.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -256,7 +256,7 @@ class ConfigKeeper(SaveConfigCallback):
             raise InputError(refusal)
 
     def _keep(self, trainer: Trainer, stage: str) -> None:
-        # The folder of this run alone. `Trainer.log_dir` of some loggers is one folder for all runs.
+        # This folder belongs only to this run. For some loggers `Trainer.log_dir` is one folder for all runs.
         folder = run_folder(trainer)
         if stage == "fit":
             check_folder(folder, goes_on=_goes_on(trainer, self.config))
@@ -275,16 +275,16 @@ class ConfigKeeper(SaveConfigCallback):
 
 
 def keeps_a_run(trainer: Trainer) -> bool:
-    """Return whether a run has a folder: it has a logger, and is no trial of a few batches (`fast_dev_run`)."""
+    """Return whether a run has a folder: it has a logger, and is not a trial of a few batches (`fast_dev_run`)."""
     return bool(trainer.loggers) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
 class Recorder(Callback):
-    """Keeps the record of a training in the folder of its run, and notes what an interrupted one has kept."""
+    """Keeps the record of a fit in the folder of its run, and notes the checkpoints of an interrupted fit."""
 
-    # what an interrupted training has kept
+    # the checkpoints of an interrupted fit, for a message
     sentence = ""
-    # the checkpoint that a run that failed had loaded; None without one
+    # the checkpoint that a failed run had loaded; None without a checkpoint
     checkpoint: str | PathLike[str] | None = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -303,7 +303,7 @@ class Recorder(Callback):
             record.save(as_location(run_folder(trainer)))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Note the checkpoint that was loaded, and those of an interrupted training."""
+        """Note the loaded checkpoint, and the checkpoints of an interrupted fit."""
         self.checkpoint = trainer.ckpt_path
         if trainer.state.fn != "fit":
             return
@@ -319,7 +319,7 @@ class Recorder(Callback):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run `fit`, `validate` or `test` with the words that follow, and say where a training is kept."""
+    """Run `fit`, `validate` or `test` with the words that follow, and report where a fit is kept."""
     trainer = command(arguments).trainer
     if arguments[:1] == ["fit"] and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         print(where_it_is_kept(trainer))
@@ -336,7 +336,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
 
     Raises:
         ValueError: The settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
-        KeyboardInterrupt: The run was interrupted, or ended by SIGTERM; says what a training has kept.
+        KeyboardInterrupt: The run was interrupted, or ended by SIGTERM; the message names checkpoints of a fit.
     """
     words = with_paths(["--help" if word == "--help=full" else word for word in arguments])
     earlier_words = sys.argv
@@ -346,7 +346,8 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
     has_own_model = names_a_model(words)
     try:
         if words[:1] != ["fit"]:
-            warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
+            # Nothing is saved. The process ends with the command, so the filter may stay.
+            warnings.filterwarnings("ignore", "The dirpath has changed")
         return FewshotCLI(
             LightningModule if has_own_model else ProtoNet,
             LightningDataModule,
@@ -362,7 +363,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
     except MisconfigurationException as error:
         raise InputError(str(error)) from error
     except RuntimeError as error:
-        # PyTorch begins so if weights do not fit. Any other RuntimeError is no mistake of the user.
+        # PyTorch's message begins so if weights do not fit. Any other RuntimeError is not a mistake of the user.
         if "loading state_dict" not in str(error):
             raise
         mismatch = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
@@ -378,12 +379,12 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Keep Lightning's remarks about hardware and workers off the screen."""
-    earlier_level = logging.root.manager.disable  # one of these blocks may stand inside another
+    earlier_level = logging.root.manager.disable  # these blocks may be nested
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
             warnings.filterwarnings("ignore", f".*{words}")
-        # `python -W` asks for warnings, which are then shown.
+        # `python -W` asks for warnings, so they are shown.
         if not sys.warnoptions:
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             warnings.filterwarnings("ignore", category=FutureWarning)
@@ -413,7 +414,7 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
     """
     joined = ("--config=", "-c=")
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith(joined) else [word])]
-    # One name of the option, so that who explains a mistake need not know the other.
+    # The option gets one name, so that code that explains a mistake need not know the other.
     words = ["--config" if word == "-c" else word for word in words]
     known = configurations()
     for place, word in _configured(words):
@@ -421,7 +422,7 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
             words[place] = str(local_copy(word))
             continue
         if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():
-            continue  # a file that is missing is reported with the other mistakes
+            continue  # a missing file is reported with the other mistakes
         if word not in known:
             hint = did_you_mean(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
             raise InputError(f"there is no file {word}, and no configuration of this name.{hint}")
@@ -446,11 +447,11 @@ def _model_of(file: Path) -> Any:
     """Return the model of a configuration; None without a file.
 
     Raises:
-        ValueError: The file is damaged, or no configuration; jsonargparse would not name it.
+        ValueError: The file is damaged, or is not a configuration; jsonargparse would not name it.
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError:  # a file that is missing is reported with the other mistakes
+    except OSError:  # a missing file is reported with the other mistakes
         return None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         cause = " ".join(str(error).split()) or type(error).__name__
@@ -465,11 +466,9 @@ def _model_of(file: Path) -> Any:
 
 
 def _holds_itself(content: Any, around: Sequence[int] = ()) -> bool:
-    """Return whether a part of a configuration is an alias of one around it; jsonargparse would read it without an end.
+    """Return whether a part of a configuration is an alias of an enclosing part; jsonargparse would read it endlessly.
 
-    Args:
-        content: The part.
-        around: The ids of the parts around it.
+    `around` has the ids of the enclosing parts.
     """
     if id(content) in around:
         return True

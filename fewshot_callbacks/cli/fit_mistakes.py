@@ -1,4 +1,4 @@
-"""What is said of the words of a training that LightningCLI refuses, where its own sentence would not help."""
+"""Messages about words of `fewshot fit` that LightningCLI refuses, where its own message would not help."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mistake_of_training(words: Sequence[str], options: Iterable[str]) -> str:
 
     Args:
         words: `fit`, `validate` or `test`, and the words that follow.
-        options: The names of the options that the parser lists; those of a class that an option names are not among them.
+        options: The names of the options that the parser lists, without the options of a class that an option names.
 
     Returns:
         The message; empty if the mistake is another one.
@@ -45,7 +45,7 @@ def mistake_of_training(words: Sequence[str], options: Iterable[str]) -> str:
     if not any(word.startswith(("--config", "--data")) for word in words):
         return "there is no data. Give a configuration, such as --config protonet_dr_glyphs."
     for option, value in values_of(words):
-        # The path of a class, a file and settings in brackets are no identifiers.
+        # The path of a class, a file and settings in brackets are not identifiers.
         if value.isidentifier():
             sentence = _mistake_of_class(option.removesuffix("+"), value)
             if sentence:
@@ -54,7 +54,7 @@ def mistake_of_training(words: Sequence[str], options: Iterable[str]) -> str:
 
 
 def _mistake_of_class(option: str, name: str) -> str:
-    """Return a message if an option takes a class, and this is none that it takes; empty otherwise."""
+    """Return a message if an option takes a class, but not this one; empty otherwise."""
     base = BASES.get(option.removesuffix(".class_path").removesuffix(".help"))
     if base is None or name in _names_of_subclasses(base):
         return ""
@@ -101,5 +101,5 @@ def option_of_training(name: str) -> str:
 
 
 def _arguments_of(found: Any) -> Iterable[str]:
-    """Return the names of the arguments of a class; none of anything else."""
+    """Return the names of the arguments of a class; empty for anything else."""
     return inspect.signature(found).parameters if inspect.isclass(found) else ()

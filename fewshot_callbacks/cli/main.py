@@ -32,11 +32,10 @@ COMMANDS = {
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",
 }
-# Commands whose result is in files, so that they can run without an output.
+# Commands that write their result to files, so that they can run without an output.
 WRITE_FILES = {"demo", "report", "fit"}
-# Commands that need every optional package; the others need those of the extra `cli`.
+# Commands that need every optional package; the others need the extra `cli`.
 NEED_ALL_EXTRAS = {"demo", "report", "fit", "validate", "test"}
-# The packages whose versions a bug report should name.
 REPORTED_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
 # The environment variable that brings back the traceback of an error.
 DEBUG = "FEWSHOT_DEBUG"
@@ -53,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     first_word.add_argument("--version", action="store_true", help=help_)
     commands = first_word.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
-        # `--help` after a command is for its own parser.
+        # The command's own parser reads a `--help` after it.
         commands.add_parser(name, help=text, add_help=False)
     return first_word
 
@@ -77,21 +76,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: The words after `fewshot`; by default those of the process.
+        arguments: The words after `fewshot`; by default the words of the process.
 
     Returns:
         The exit status: 0 if all went well, 1 for bad input, with a message of one line, 130 if it was interrupted, 141 if
-        the reader of the output has gone, 143 if SIGTERM ended a training. A command line that cannot be understood exits
+        the reader of the output has gone, 143 if SIGTERM ended a fit. A command line that cannot be understood exits
         with 2, as argparse does.
     """
     if arguments is None:
         arguments = sys.argv[1:]
+        # This process ends with the command, so nothing is restored.
         warnings.formatwarning = _format_warning
     words = list(arguments)
     program = "fewshot"
     if words and words[0] in COMMANDS:
         program = f"fewshot {words[0]}"
-    if sys.stderr is None:  # it is closed, and `print` would write to the standard output
+    if sys.stderr is None:  # it is closed, so `print` would write to the standard output
         sys.stderr = _null_stream()
     if sys.stdout is None:
         if not words or words[0] not in WRITE_FILES:
@@ -108,12 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush(program: str) -> int:
-    """Write what Python still holds of the standard output; return 1 if it cannot be written, else 0."""
+    """Flush the standard output, and return the exit status: 1 if it cannot be written, else 0."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError as error:  # such as that of a full disk
+    except OSError as error:  # such as a full disk
         _discard_output()
         print(f"{program}: the standard output cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
@@ -126,8 +126,8 @@ def _null_stream() -> TextIO:
 
 
 def _discard_output() -> None:
-    """Discard the rest of the standard output, which Python would write at its end."""
-    # A standard output that is no file raises an error.
+    """Discard the rest of the standard output, which Python would write on exit."""
+    # A standard output that is not a file raises an error.
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -181,7 +181,7 @@ def _run_command(command: str, words: list[str]) -> int:
 
 @contextmanager
 def _modules_of_working_folder() -> Iterator[None]:
-    """Let import paths name modules of the working folder, as they do under `python -m`. Installed ones come first."""
+    """Let import paths name modules of the working folder, as under `python -m`. Installed modules come first."""
     sys.path.append(os.curdir)
     try:
         yield
@@ -199,14 +199,14 @@ def _load(command: str, words: list[str]) -> tuple[Callable[[Any], None], Any]:
     return import_module(f"fewshot_callbacks.cli.{command}").run, options
 
 
-# Python's own, of warnings for developers.
+# Python's own format, for warnings to developers.
 PYTHON_FORMAT = warnings.formatwarning
 
 
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning without file and line, which say nothing to users of a command; warnings for developers keep them."""
+    """Return a warning without file and line, which do not help users of a command. Warnings for developers keep them."""
     if category is UserWarning:
         return f"Warning: {message}\n"
     return PYTHON_FORMAT(message, category, filename, lineno, line)
@@ -215,9 +215,9 @@ def _format_warning(
 def one_line(error: Exception) -> str:
     """Return an error in one line; if another package raised it, with how to get its traceback."""
     text = str(error)
-    if "Original Traceback" in text:  # a worker of a DataLoader failed: the last line is the type and text of its error
+    if "Original Traceback" in text:  # a DataLoader worker failed: the last line has its error
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    elif _raised_in("jsonargparse", error):  # where a class refuses its arguments
+    elif _raised_in("jsonargparse", error):  # a class refused its arguments
         text = reason(error)
     elif not _raised_in("fewshot_callbacks", error):
         text = f"{text.rstrip('.')} ({type(error).__name__}; {DEBUG}=1 shows where)."
@@ -225,5 +225,6 @@ def one_line(error: Exception) -> str:
 
 
 def _raised_in(package: str, error: Exception) -> bool:
+    """Return whether a function of a package has raised an error: also an OSError, which has no class of the package."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith(package)

@@ -1,4 +1,4 @@
-"""What is said of a command line that cannot be understood. Nothing here depends on the words of jsonargparse."""
+"""Messages about a command line that cannot be understood. Nothing here depends on jsonargparse's messages."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def values_of(words: Sequence[str]) -> list[tuple[str, str]]:
 def reason(error: BaseException) -> str:
     """Return why jsonargparse refuses a value, in one line.
 
-    jsonargparse raises each error from its cause, and its text repeats those of all causes, with every type that the value
-    might have had. The first line of the outermost error names the option. Each class has a parser of its own, which
-    raises another `ArgumentError`, and names the option of the class. The innermost error is the reason.
+    jsonargparse raises each error from its cause, and its text repeats the texts of all causes, with every type that
+    the value might have had. The first line of the outermost error names the option. Each class has a parser of its
+    own, which raises another `ArgumentError`, and names the option of the class. The innermost error is the reason.
     """
     causes = [error]
     while causes[-1].__cause__ is not None:
@@ -65,7 +65,7 @@ def reason(error: BaseException) -> str:
     return " ".join(lines).rstrip(".") + "."
 
 
-# What the types of options take, in words. PyTorch and NumPy hold no larger whole numbers.
+# Values that the types of options take, in words. PyTorch and NumPy have no larger whole numbers.
 NOUNS: dict[Any, str] = {
     int: "a whole number below 2^63, such as 5",
     float: "a number",

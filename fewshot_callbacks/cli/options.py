@@ -288,7 +288,7 @@ OPTIONS: dict[str, type] = {
 
 
 def options_of(owner: type) -> Iterator[tuple[type, Field[Any], Any]]:
-    """Yield the class, the field and the type of each option; a field that holds a class stands for the options of it."""
+    """Yield the class, the field and the type of each option; a field with a class means the options of that class."""
     types = get_type_hints(owner)
     for entry in fields(owner):
         kind = types[entry.name]
@@ -309,7 +309,7 @@ def metric_keys(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(key for word in words for key in re.findall(r"[^\s,'\"()\[\]]+", word))
 
 
-# Whatever is passed as a keyword in Python, also alone in brackets: no argument of a call, and no part of a longer name.
+# A keyword argument in a message, also alone in brackets, but not inside a call or as part of a longer name.
 _KEYWORD = re.compile(r"(?<![^\s(])(?<!\S\()(?<!, )([a-z_]+)=('[^']*'|\([^()]*\)|[\w@.+-]*\w)?")
 
 _SAME_OPTION_TWICE = re.compile(r"(--\w+) (?:and|or) \1\b")
@@ -346,14 +346,14 @@ def in_shell(text: str, command: str) -> str:
 
 
 def _option_of_command(command: str, argument: str) -> str:
-    """Return the option of a command that gives an argument; empty if there is none."""
-    # A column holds labels, ids and groups of all rows, which may be queries and gallery items.
+    """Return the option of a command that sets an argument; empty if no option does."""
+    # A column has labels, ids or groups of all rows, which may be queries and gallery items.
     name = re.sub("^(query|gallery)_", "", argument)
     return f"--{name}" if name in {field.name for _, field, _ in options_of(OPTIONS[command])} else ""
 
 
 def _option_of_training(argument: str) -> str:
-    """Return the option of `fewshot fit` and its like that gives an argument; empty if there is none."""
+    """Return the option of `fewshot fit` and its like that sets an argument; empty if no option does."""
     from fewshot_callbacks.cli.fit_mistakes import option_of_training  # noqa: PLC0415 - other commands need no Lightning
 
     return option_of_training(argument)

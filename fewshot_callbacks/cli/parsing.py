@@ -72,14 +72,14 @@ def _instance(owner: type, values: Mapping[str, Any]) -> Any:
     return owner(**arguments)
 
 
-# Bytes of a name that is no UTF-8 stand in Python's strings as these characters, which YAML refuses; and what stands for
-# them while jsonargparse reads the words: characters for private use.
+# Python's strings have these characters for bytes of a name that is not UTF-8, and YAML refuses them. While
+# jsonargparse reads the words, characters for private use replace them.
 _BYTES = range(0xDC80, 0xDD00)
 _PRIVATE = 0xF0000
 
 
 def _encodable(word: str) -> str:
-    """Return a word with another character for each byte that is no UTF-8."""
+    """Return a word with another character for each byte that is not UTF-8."""
     return word.translate({byte: byte + _PRIVATE for byte in _BYTES})
 
 
@@ -114,7 +114,7 @@ def parser_of(command: str) -> ArgumentParser:
                 f"the docstring of {owner.__name__} does not say what {field.name} is. Add a line to its Args, which is "
                 "the help of the option."
             )
-        # argparse replaces what follows a single percent sign.
+        # argparse interprets a single percent sign.
         meaning = meaning.replace("%", "%%")
         if field.default is MISSING:
             parser.add_argument(field.name, type=kind, help=meaning)
@@ -125,7 +125,7 @@ def parser_of(command: str) -> ArgumentParser:
 
 
 def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
-    """Return a message about the first value that its option does not take; empty if there is none."""
+    """Return a message about the first value that its option does not take; empty if all are valid."""
     for option, value in values_of(words):
         kind = types.get(option)
         if kind is None or option in AS_TYPED:
@@ -196,7 +196,7 @@ def _number_as_yaml(word: str) -> str:
         number = float(word)
     except ValueError:
         return word
-    # PyTorch and NumPy hold no larger whole numbers.
+    # PyTorch and NumPy have no larger whole numbers.
     if not number.is_integer() or abs(number) >= 2**63:
         return repr(number)
     try:

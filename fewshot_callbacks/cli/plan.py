@@ -54,7 +54,7 @@ def run(options: Plan) -> None:
     """Print the plan.
 
     Raises:
-        ValueError: Sizes are missing, or given beside files; or as `Shards` and `plan_evaluation` do.
+        ValueError: Sizes are missing, or given together with files; or as `Shards` and `plan_evaluation` do.
     """
     _refuse_options_of_here(options)
     shards = None
@@ -71,7 +71,7 @@ def run(options: Plan) -> None:
         sizes.dim,
         memory_mb=options.memory_mb,
         max_queries=options.max_queries,
-        dtype=cast(EmbeddingType, sizes.dtype),  # others are refused there
+        dtype=cast(EmbeddingType, sizes.dtype),  # `plan_evaluation` refuses other types
     )
     reading: dict[str, float] = {}
     if shards is not None:
@@ -118,7 +118,7 @@ def _measured(plan: EvaluationPlan, options: Plan) -> MeasuredEvaluation:
 
 
 def _shards(files: str, options: Plan) -> Shards:
-    """Return the files of all items, or of the gallery where a file holds two sets; print notes on them."""
+    """Return the files of all items, or of the gallery if a file has two sets; print notes on them."""
     if options.dim is not None or options.gallery is not None:
         raise InputError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
     shards = Shards(files, embeddings="gallery" if _hold_two_sets(files, options.embeddings) else options.embeddings)
@@ -127,7 +127,7 @@ def _shards(files: str, options: Plan) -> Shards:
 
 
 def _hold_two_sets(files: str, embeddings: str | None) -> bool:
-    """Return whether the files hold vectors of queries and of a gallery, and no others are named."""
+    """Return whether the files have vectors of queries and of a gallery, and no others are named."""
     names = array_names(find_shards(files).files[0])
     return embeddings is None and {"queries", "gallery"} <= set(names)
 
@@ -156,11 +156,11 @@ def product_speed(dim: int) -> float:
     """Return the floating-point operations per second of a float32 matrix product on this machine, measured now."""
     import torch  # noqa: PLC0415 - the plan as JSON needs none
 
-    # An operation takes no longer in longer rows, and rows with many components would not fit into memory.
+    # The time per operation does not grow with longer rows, and rows with many components would not fit into memory.
     dim = min(dim, LONGEST_ROWS)
     left = torch.randn(1024, dim)
     right = torch.randn(4096, dim)
-    # The best of three products: the first one also starts threads and touches new memory.
+    # The best of three products is taken: the first one also starts threads and touches new memory.
     best = math.inf
     for _ in range(3):
         started = time.perf_counter()

@@ -23,21 +23,22 @@ def joined_processes() -> Processes:
     Raises:
         ValueError: Slurm's variables do not fit each other.
     """
-    # The script of a job, outside of srun, is one process, whatever the job may start.
+    # The script of a Slurm job, outside srun, is one process, whatever the job starts.
     if "WORLD_SIZE" not in os.environ and {"SLURM_NTASKS", "SLURM_STEP_ID"} <= set(os.environ):
         join_slurm()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ALONE
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
+        # torch warns at the exit if nobody has done so. Commands end in many places.
         atexit.register(torch.distributed.destroy_process_group)
-    if torch.cuda.is_available():  # `--device cuda` is another one in each process of a node
+    if torch.cuda.is_available():  # `--device cuda` is a different device in each process of a node
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return all_processes()
 
 
 def join_slurm() -> None:
-    """Set the variables of torch.distributed from those of Slurm, as Lightning reads them."""
+    """Set the variables of torch.distributed from Slurm's variables, as Lightning reads them."""
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # noqa: PLC0415 - takes a second
 
     try:
@@ -54,8 +55,9 @@ def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processe
 
     Args:
         queries: All queries.
-        arguments: Those for all queries and gallery items, with `gallery` among them; names of gallery arrays begin so.
-        processes: All processes. Each holds neighbouring rows, about as many as the others.
+        arguments: The arguments for all queries and gallery items, including `gallery`; names of gallery arrays begin
+            so.
+        processes: All processes. Each has neighbouring rows, about as many as the others.
     """
     query_rows = _rows_of_process(len(queries), processes)
     gallery_rows = query_rows
@@ -72,12 +74,12 @@ def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processe
 
 
 def _rows_of_process(rows: int, processes: Processes) -> slice:
-    """Return the rows of this process: neighbours, and about as many as other processes hold."""
+    """Return the rows of this process: neighbours, and about as many as in other processes."""
     return slice(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
 
 
 def _take_rows(values: Any, rows: slice) -> Any:
-    """Return neighbouring rows of an array, a list or rows on disk, which stay there."""
+    """Return neighbouring rows of an array, a list or rows on disk. Rows on disk stay there."""
     if isinstance(values, Shards | RowSubset):
         mask = np.zeros(len(values), bool)
         mask[rows] = True

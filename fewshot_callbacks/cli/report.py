@@ -25,7 +25,7 @@ from fewshot_callbacks.report.items import find_images
 from fewshot_callbacks.system.terminal import as_text, note, printable
 from fewshot_callbacks.system.words import counted
 
-# The name of a report without `-o`.
+# The default of `-o`.
 UNNAMED = Path("report.html")
 
 
@@ -76,7 +76,7 @@ def _refuse_several_labels(sets: StoredSets) -> None:
 
 
 def _output(path: Path | None) -> Path:
-    """Return the path of `-o`, or else a name that replaces nothing but a report."""
+    """Return the path of `-o`, or else a name that is free or replaces a report."""
     return free_path(UNNAMED, is_report) if path is None else path
 
 
@@ -95,7 +95,7 @@ def _items_of_both(sets: StoredSets, options: Report) -> tuple[ReportItems, Repo
     """Return the queries of a file with their images, and its gallery; None without a gallery.
 
     Raises:
-        ValueError: If the images are not as many as the items.
+        ValueError: If the numbers of images and items differ.
     """
     if sets.gallery is None:
         return _items(sets, "query", "items", options.images, options), None
@@ -106,13 +106,8 @@ def _items_of_both(sets: StoredSets, options: Report) -> tuple[ReportItems, Repo
 def _training_items(sets: StoredSets, file: Path, options: Report) -> ReportItems:
     """Return the items of `--train`.
 
-    Args:
-        sets: The sets that are evaluated.
-        file: The file of the items.
-        options: The options of the command.
-
     Raises:
-        ValueError: The file holds two sets, or embeddings of another dim.
+        ValueError: The file has two sets, or embeddings of another dim than `sets`.
     """
     train = load_one_set(file)
     dim = np.shape(sets.queries)[-1]
@@ -132,7 +127,7 @@ def _items(sets: StoredSets, side: str, name: str, images: Path | None, options:
         sets: The sets of a file.
         side: "query" or "gallery".
         name: The name of the set in the report.
-        images: The folder of the images; None for that of the file.
+        images: The folder of the images; None for the folder of the file.
         options: The options of the command.
 
     Raises:
@@ -164,7 +159,7 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
         sets: The sets of a file.
         side: "query" or "gallery".
         items: Number of items of this side.
-        folder: The folder of the images; None for that of the file.
+        folder: The folder of the images; None for the folder of the file.
     """
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Pass the folder that holds the images.")
@@ -192,9 +187,9 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
 
 
 def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
-    """Return the files that an .npz file names, none of them outside the folder of the images.
+    """Return the files that an .npz file names. All are inside the folder of the images.
 
-    A report shows what it names, and whoever wrote the .npz file may not be the one who sends the report on.
+    A report shows the named files, and the author of the .npz file may not be the person who shares the report.
 
     Raises:
         ValueError: A path leads out of the folder: it is absolute, or has `..`, or a link on it does.
@@ -207,7 +202,7 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
                 "with --images, --gallery_images or --train_images."
             )
     files = [base / name for name in names]
-    # A disk may spell a name in another way, and have a link under that name.
+    # A disk may spell a name differently, and have a link under that name.
     on_disk = {
         path: spelling
         for path, spelling in paths_on_disk(files, base).items()
@@ -222,7 +217,7 @@ def _lies_in(base: Path, path: str | Path) -> bool:
     try:
         target = os.path.realpath(os.path.join(folder, path))
         return target != folder and os.path.commonpath([folder, target]) == folder
-    except ValueError:  # a name that no file can have, or that of another drive
+    except ValueError:  # an impossible name, or one of another drive
         return False
 
 

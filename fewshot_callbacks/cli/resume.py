@@ -19,7 +19,7 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.files.journal import Journal
 from fewshot_callbacks.storage.shard_files import file_stamp, find_shards
 
-# The arrays that hold vectors, and may be larger than memory.
+# The arrays of vectors, which may be larger than memory.
 VECTORS = ("queries", "gallery")
 
 
@@ -35,7 +35,7 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
         all_sets: The sets of each file.
 
     Raises:
-        ValueError: The folder holds the state of another evaluation, or anything else; of all processes.
+        ValueError: The folder has the state of another evaluation, or other files, in any process.
     """
     if options.resume is None:
         return None
@@ -48,7 +48,7 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
     columns = options.columns.passed()
     others = {"unknown": options.unknown, "at_least": options.at_least, "dims": options.dims, "codes": options.codes}
     for name, value in (asdict(options.settings) | columns | others).items():
-        if value is not None and name != "confidence":  # no option sets it
+        if value is not None and name != "confidence":  # the command has no option for it
             description[f"--{name}"] = str(value)
     for sets in all_sets:
         description[f"content of {sets.file}"] = _stamps_of(find_shards(sets.file).files)
@@ -66,7 +66,7 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
 
 
 def _stamps_of(files: Sequence[Path]) -> str:
-    """Return a text that changes if one of the files is written anew: sizes, the last time, and a digest of all of them."""
+    """Return a text that changes if one of the files is rewritten: sizes, the latest time, and a digest of all of them."""
     stamps = [(str(file), *file_stamp(file)) for file in files]
     size = sum(stamp[1] for stamp in stamps)
     last_written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(stamp[2] for stamp in stamps) / 1e9))
@@ -86,6 +86,6 @@ def _digest_of_files(files: Sequence[Path]) -> str:
 def _digest_of_array(values: Any) -> str:
     array = np.ascontiguousarray(values)
     content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    # An array of objects, such as words of any length, holds their addresses.
+    # The bytes of an array of objects, such as words of any length, are addresses.
     content.update(json.dumps(array.tolist(), default=str).encode() if array.dtype.hasobject else array.tobytes())
     return content.hexdigest()[:16]

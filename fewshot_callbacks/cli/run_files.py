@@ -25,7 +25,7 @@ class TrainingRecord:
         steps: Number of optimiser steps in these epochs.
         max_epochs: Number of epochs that were requested.
         ended: Whether the training came to its end: all epochs, or a callback that stopped it.
-        head: Head of a ProtoNet, by which two runs are told apart.
+        head: Head of a ProtoNet, which distinguishes two runs.
     """
 
     epochs: int
@@ -49,7 +49,7 @@ class TrainingRecord:
 
     @classmethod
     def is_one(cls, content: bytes) -> bool:
-        """Return whether the content of a file is that of a record."""
+        """Return whether the content of a file is a record."""
         try:
             return bool(cls._read(content))
         except (ValueError, TypeError, RecursionError):

@@ -1,6 +1,6 @@
-"""The exit statuses of a command that a signal has ended, and the exception that stands for SIGTERM."""
+"""The exit statuses of a command that a signal has ended, and the exception for SIGTERM."""
 
-# As in a shell: 128 plus SIGINT, SIGPIPE and SIGTERM.
+# The statuses of a shell: 128 plus SIGINT, SIGPIPE and SIGTERM.
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
 
 

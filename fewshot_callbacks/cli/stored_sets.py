@@ -26,8 +26,8 @@ from fewshot_callbacks.storage.shard_files import find_shards
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
 
-# Array of a file with one set -> its name in a file with two, which is that of the argument of `evaluate_retrieval`. Reports
-# read the paths.
+# Array of a file with one set -> its name in a file with two, which is the name of an argument of `evaluate_retrieval`.
+# Only reports read the paths.
 QUERY_NAMES = {
     "embeddings": "queries",
     "labels": "query_labels",
@@ -42,11 +42,11 @@ GALLERY_NAMES = {
     "groups": "gallery_groups",
     "paths": "gallery_paths",
 }
-# The array of one set that says which of its rows belong to the gallery.
+# The array of one set that marks the rows of the gallery.
 IS_GALLERY = "is_gallery"
 ONE_SET = (*QUERY_NAMES, IS_GALLERY)
 TWO_SETS = (*QUERY_NAMES.values(), *GALLERY_NAMES.values())
-# The array of both forms that holds the names of labels 0, 1, 2, ...
+# The array, in both forms, of the names of labels 0, 1, 2, ...
 LABEL_NAMES = "label_names"
 # Name that is not read -> what to do about it.
 LOOKALIKES = {
@@ -54,20 +54,20 @@ LOOKALIKES = {
     "gallery_embeddings": "rename it to 'gallery'",
     "is_query": "write its opposite as 'is_gallery'",
 }
-# How alike two names are if one is the other with a slip: `id` and `ids` are by 0.8.
+# Similarity of two names if one is a misspelling of the other: `id` and `ids` have 0.8.
 ALIKE = 0.8
 
 
 @dataclass(frozen=True)
 class StoredSets:
-    """The queries of a file of embeddings, and its gallery; of one set the queries alone.
+    """The queries of a file of embeddings, and its gallery; only the queries if it has one set.
 
     Args:
         file: The file, a folder or a glob.
         arrays: Argument of `evaluate_retrieval` -> a NumPy array, (items,) or (items, labels), never a list; paths are
-            called `query_paths` and `gallery_paths`. An array that the file lacks is no key. Vectors, (items, dim), may be
-            rows on disk.
-        has_names_of_two: Whether the file names its arrays as those of two sets.
+            called `query_paths` and `gallery_paths`. An array that the file lacks is not a key. Vectors, (items, dim),
+            may be rows on disk.
+        has_names_of_two: Whether the file names its arrays as arrays of two sets.
         label_names: (labels,) the name of each label 0, 1, 2, ...; None if the file has none.
     """
 
@@ -120,7 +120,7 @@ def read_sets(file: Path, columns: Columns, needed: Sequence[str]) -> StoredSets
     Args:
         file: The file, a folder or a glob; or the address of one.
         columns: The names of its arrays or columns.
-        needed: What each item needs beside its vector, such as "labels".
+        needed: What each item needs in addition to its vector, such as "labels".
 
     Raises:
         ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed.
@@ -133,12 +133,12 @@ def read_sets(file: Path, columns: Columns, needed: Sequence[str]) -> StoredSets
 
 
 def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str]) -> StoredSets:
-    """Return the sets of files with one set, whose vectors stay in the files.
+    """Return the sets of files with one set. The vectors stay in the files.
 
     Args:
         file: The file, a folder or a glob.
         columns: Option -> the name of an array or column, where one is passed. Others have their usual names.
-        needed: What each item needs beside its vector, such as "labels".
+        needed: What each item needs in addition to its vector, such as "labels".
     """
     names = array_names(find_shards(file).files[0])
     if file.suffix.lower() == ".npz":
@@ -164,12 +164,12 @@ def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: b
 
     Args:
         file: The file, or its address.
-        needed: What each item needs beside its vector, such as "labels".
+        needed: What each item needs in addition to its vector, such as "labels".
         has_options: Whether the command has options for the names of arrays, such as `--labels NAME`.
 
     Raises:
-        ValueError: The file is no such file, mixes the names of one set and of two, or lacks an array; names those that are
-            there.
+        ValueError: The file is not such a file, mixes the names of one set and of two, or lacks an array; the message
+            lists its arrays.
     """
     file = local_copy(file)
     how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
@@ -197,7 +197,7 @@ def load_one_set(file: Path, needed: Sequence[str] = ("labels",)) -> StoredSets:
     """Return the set of an .npz file.
 
     Raises:
-        ValueError: The file holds queries and a gallery, or as `load_sets` does.
+        ValueError: The file has queries and a gallery, or as `load_sets` does.
     """
     sets = load_sets(file, needed)
     if sets.gallery is not None:
@@ -247,7 +247,7 @@ def _print_on_first_process(notes: Sequence[str]) -> None:
 
 
 def _needed_names(needed: Sequence[str], *, has_names_of_two: bool) -> list[str]:
-    """Return the names of the arrays that a file must hold."""
+    """Return the names of the arrays that a file must have."""
     kinds = ("embeddings", *needed)
     if not has_names_of_two:
         return list(kinds)
@@ -274,7 +274,7 @@ def _refuse_missing(file: Path, held: Iterable[str], needed: Sequence[str], how:
 
 
 def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
-    """Refuse a file that names some arrays as those of one set, and others as those of two."""
+    """Refuse a file that names some arrays as arrays of one set, and others as arrays of two."""
     of_one = [name for name in names if name in ONE_SET]
     of_two = [name for name in names if name in TWO_SETS]
     if not of_one or not of_two:
@@ -291,11 +291,9 @@ def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
 
 
 def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
-    """Return sentences on what to rename, and on what to leave out.
+    """Return sentences on which arrays to rename and which to leave out.
 
-    Args:
-        new_names: Name of an array -> its name in the other form; None if that has none.
-        held: The names of all arrays. A new name that is among them is taken.
+    `new_names` maps each name to its name in the other form, or to None. A new name in `held` is taken.
     """
     renames = []
     superfluous = []
@@ -313,12 +311,9 @@ def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
 
 
 def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str]) -> None:
-    """Refuse an .npz file with two sets if it is read by the names of columns, which are those of one set.
+    """Refuse an .npz file with two sets if it is read by the names of columns, which are names of one set.
 
-    Args:
-        file: The file, or a glob.
-        names: The names of its arrays.
-        columns: Option -> the name of an array, where one is passed.
+    `columns` has option -> the name of an array, for each option that is passed.
     """
     of_two = [name for name in names if name in TWO_SETS and name not in columns.values()]
     if not of_two or "embeddings" in columns:
@@ -334,14 +329,7 @@ def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str
 
 
 def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, has_options: bool) -> list[str]:
-    """Return a note on each array that is not read, and whose name is like that of one that would be.
-
-    Args:
-        file: The file.
-        names: Names of arrays.
-        known: Names of arrays that are read.
-        has_options: Whether the command has options for the names of arrays.
-    """
+    """Return a note on each array that is not read, but has a name similar to an array that is read."""
     notes = []
     for name in names:
         if name in (*known, LABEL_NAMES):
@@ -360,10 +348,10 @@ def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, 
 
 
 def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one set as those of queries and of a gallery, by the array `is_gallery`.
+    """Return the arrays of one set, divided into queries and gallery by the array `is_gallery`.
 
     Raises:
-        ValueError: Not every array has a value for each item, or `is_gallery` holds anything but booleans.
+        ValueError: Not every array has a value for each item, or `is_gallery` has anything but booleans.
     """
     is_gallery = as_booleans(held[IS_GALLERY])
     arrays: dict[str, NDArray[Any]] = {}
@@ -381,29 +369,25 @@ def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
 
 
 def _load_npz(file: Path, how: str) -> dict[str, NDArray[Any]]:
-    """Return all arrays of an .npz file.
-
-    Args:
-        file: The file.
-        how: How to write one, for messages.
+    """Return all arrays of an .npz file; messages add `how` to write one.
 
     Raises:
-        ValueError: It is no such file, or a damaged one.
+        ValueError: The file is not such a file, or is damaged.
     """
     if not file.exists():
         raise InputError(f"{file} does not exist. {how}")
-    # `np.load` would open a single array as well. Of any other file its message would speak of pickles.
+    # `np.load` would open a single array as well. For any other file its message would mention pickles.
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise InputError(f"{file} is not an .npz file of plain arrays. {how}")
     arrays: dict[str, NDArray[Any]] = {}
     try:
-        # A pickle can run any code, and files of embeddings are passed on.
+        # A pickle can run any code, and files of embeddings are shared.
         with np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
                 arrays[name] = _plain_array(archive, name)
     except OSError:  # the disk failed, not the content
         raise
-    except Exception as error:  # zipfile, zlib and NumPy promise no class of error for a damaged file
+    except Exception as error:  # zipfile, zlib and NumPy document no error class for a damaged file
         cause = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{file} is damaged, or not an .npz file of plain arrays ({cause}). {how}") from error
     return arrays

@@ -20,14 +20,14 @@ from fewshot_callbacks.functional.statistics import Difference
 from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
 
-# The key of a metric of all rows, which follows from no ranking.
+# The key of a metric of all rows, which does not use a ranking.
 DISCRIMINANT_RATIO = "J"
-# Accuracy of episodes -> why the difference of two may have no interval.
+# Accuracy of episodes -> reason why the difference of two may have no interval.
 EPISODIC = {
     "accuracy": "of a single episode",
     "accuracy, other classes": "of different episodes, or of too few episodes or classes",
 }
-# The form of tables that hold all their columns in 80 characters.
+# The style of tables that fit all their columns into 80 characters.
 NARROW: dict[str, Any] = {"title_style": "bold", "box": SIMPLE_HEAD, "collapse_padding": True}
 
 
@@ -57,11 +57,11 @@ def as_number(value: float) -> str:
 
 
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
-    """Return tables of the means of each class for a screen of this width: as many metrics as fit in each."""
+    """Return tables of the means of each class for a screen of this width. Each has as many metrics as fit."""
     per_class = report.per_class()
     classes = sorted({label for means in per_class.values() for label in means})
     label_width = max(as_text(label).cell_len for label in (*classes, "class"))
-    # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
+    # A value such as 0.1234 takes six characters, and each column two more to separate it from the next.
     column_width = max((max(len(name), 6) + 2 for name in per_class), default=8)
     columns = max(1, (width - label_width - 2) // column_width)
     metrics = list(per_class)
@@ -72,12 +72,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 
 
 def _class_table(classes: Sequence[Any], means: Mapping[str, Mapping[Any, float]]) -> Table:
-    """Return a table with a row for each class.
-
-    Args:
-        classes: The labels of the classes.
-        means: Metric -> label -> the mean of the class; a class without a value is no key.
-    """
+    """Return a table with a row for each class, given metric -> label -> mean. Classes without a value are not keys."""
     table = Table(title=f"means of {counted(len(classes), 'class')}", **NARROW)
     for name in ("class", *means):
         table.add_column(name, justify="right", no_wrap=True)

@@ -73,7 +73,7 @@ def check_figures(folder: Path) -> None:
     """Refuse a folder to which figures cannot be written, or where they would replace something else.
 
     Raises:
-        ValueError: It is no folder, or holds a file of the name of a figure that `fewshot trials` has not written.
+        ValueError: It is not a folder, or has a file with the name of a figure that `fewshot trials` has not written.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is no folder. Pass --figures the name of a folder.")
@@ -86,7 +86,7 @@ def check_figures(folder: Path) -> None:
 
 
 def _scores(trials: TrialList, options: Trials) -> Any:
-    """Return the scores of a list, or those of its pairs of embeddings."""
+    """Return the scores of a list, or the scores of its pairs of embeddings."""
     if trials.scores is not None:
         if options.embeddings is not None:
             raise InputError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")

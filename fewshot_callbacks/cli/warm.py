@@ -27,7 +27,7 @@ def run(options: Warm) -> None:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise InputError("NUMBA_DISABLE_JIT is set, so nothing is compiled. Unset it.")
     with warnings.catch_warnings():
-        # The error below says it, too.
+        # The error below reports it, too.
         warnings.filterwarnings("ignore", message="numba finds no folder")
         import fewshot_callbacks.functional  # noqa: F401, PLC0415 - finds the folders of all loops
     folders = folders_of_new_loops()
@@ -52,7 +52,7 @@ def run(options: Warm) -> None:
 
 
 def _place(folders: list[Path]) -> str:
-    """Return the folder of all loops, if NUMBA_CACHE_DIR names it, or else that of each module."""
+    """Return the folder of all loops, if NUMBA_CACHE_DIR names it, or else the folder of each module."""
     if all(Path(named_folder()) in folder.parents for folder in folders):
         return named_folder()
     return " and ".join(map(str, folders))
@@ -63,7 +63,7 @@ def _evaluate(*, float64: bool) -> None:
     import torch  # noqa: PLC0415 - `fewshot warm --help` needs none
 
     generator = torch.Generator().manual_seed(0)
-    # So many pairs may be compared in bytes first.
+    # This number of pairs may be compared in bytes first.
     embeddings = torch.randn(6000, 64, generator=generator)
     labels = torch.arange(len(embeddings)) % 600
     _evaluate_in_each_precision(embeddings, labels)
@@ -72,17 +72,17 @@ def _evaluate(*, float64: bool) -> None:
 
 
 def _evaluate_in_each_precision(embeddings: Tensor, labels: Tensor) -> None:
-    """Evaluate with products in each precision: which of them an evaluation chooses depends on the load of the machine."""
+    """Evaluate with products in each precision: the choice of an evaluation depends on the load of the machine."""
     for precision in ("int8", "float32", "float64"):
         with engine_options(precision=precision):
             _evaluate_set(embeddings, labels)
-            # Lookup tables hold numbers of 8, 16 or 32 bits, as the largest class requires.
+            # Lookup tables have numbers of 8, 16 or 32 bits, as the largest class requires.
             _evaluate_large_class(embeddings, 2**7)
             _evaluate_large_class(embeddings, 2**15)
 
 
 def _evaluate_large_class(embeddings: Tensor, size: int) -> None:
-    """Evaluate queries of which each has so many relevant items."""
+    """Evaluate queries that have `size` relevant items each."""
     import torch  # noqa: PLC0415 - `fewshot warm --help` needs none
 
     from fewshot_callbacks import functional  # noqa: PLC0415 - after `run` has silenced the warning of the first import
@@ -103,7 +103,7 @@ def _evaluate_set(embeddings: Tensor, labels: Tensor) -> None:
     functional.evaluate_retrieval(embeddings, labels)
     functional.evaluate_retrieval(embeddings, labels, similarity="euclidean")
     functional.evaluate_retrieval(embeddings, labels, max_queries=100)
-    # Rows that come several times, in one class and in several.
+    # Rows are repeated, in one class and in several.
     for classes in (100, 700):  # 6,000 is a multiple of only the first
         functional.evaluate_retrieval(embeddings.repeat(2, 1), torch.arange(2 * len(embeddings)) % classes)
     # Several labels for each item, and judgements.

@@ -5,7 +5,7 @@ from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.data.samplers import ClassBalanced, ClassBalancedBatchSampler, Episodes, EpisodicBatchSampler
 from fewshot_callbacks.system.extras import missing_extra
 
-# Samplers and the data module need no image package, and stay usable where the extra is not installed.
+# Samplers and the data module need no image package, and work without the extra.
 try:
     from fewshot_callbacks.data.cub200 import CUB200
     from fewshot_callbacks.data.glyphs import Glyphs, augment_glyphs

@@ -16,7 +16,7 @@ ARCHIVE = (
     "CUB_200_2011.tgz from the Caltech-UCSD Birds-200-2011 page of the Caltech Vision Lab "
     "(https://www.vision.caltech.edu/datasets/cub_200_2011/)"
 )
-# Published numbers of classes, by which an incomplete copy is noticed.
+# Published numbers of classes, which reveal an incomplete copy.
 CLASSES: Mapping[Split, int] = {"train": 100, "val": 50, "test": 50}
 
 _TRANSFORM = PhotoTransform()
@@ -70,7 +70,7 @@ class CUB200(ImageSet):
 
     Raises:
         FileNotFoundError: A file or a folder is missing.
-        ValueError: The lists do not fit together, or hold other numbers of classes; or a setting is out of range.
+        ValueError: The lists do not fit together, or have other numbers of classes; or a setting is out of range.
 
     References:
         Wah, Branson, Welinder, Perona, Belongie, "The Caltech-UCSD Birds-200-2011 Dataset", CNS-TR-2011-001, 2011.

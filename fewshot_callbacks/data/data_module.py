@@ -101,7 +101,7 @@ class FewShotDataModule(LightningDataModule):
             "num_workers": num_workers,
             "seed": seed,
         }
-        # Plain values can be loaded anywhere. They have one name together, since the model has an `evaluation`, too.
+        # Plain values can be loaded anywhere. They share one name, since the model has an `evaluation`, too.
         self.save_hyperparameters({"data": settings})
         # The splits are cached: a user's data set may read its lists again for each.
         self._splits: dict[Split, FewShotDataset] = {}
@@ -136,7 +136,7 @@ class FewShotDataModule(LightningDataModule):
             splits: "train", "val" or "test"; by default all. A validation split that is left out by choice is not checked.
 
         Raises:
-            ValueError: With each split that has a class that is too small, the class, and the options that would fit.
+            ValueError: A class is too small; the message names each such split, the class, and options that would fit.
         """
         problems = []
         for split in splits or SPLITS:
@@ -147,7 +147,7 @@ class FewShotDataModule(LightningDataModule):
             raise InputError(" ".join(problems))
 
     def _problem(self, split: Split) -> str | None:
-        """Say why the classes of a split do not suffice for its episodes or batches; None if they do."""
+        """Return why the classes of a split do not suffice for its episodes or batches; None if they do."""
         dataset = self._not_augmented(split)
         batches = self.train if split == "train" else self.evaluation
         prefix = "--data.train." if split == "train" else "--data.evaluation."
@@ -216,15 +216,15 @@ class FewShotDataModule(LightningDataModule):
             collate_fn=as_tuple,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,  # each worker caches the images that it has decoded
-            # PyTorch warns of pinned memory that no accelerator reads.
+            # PyTorch warns of pinned memory without an accelerator.
             pin_memory=torch.cuda.is_available(),
         )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Let the data set augment a training batch on the device of the training; leave every other batch as it is.
 
-        The random numbers depend on the seed, the rank and the number of batches so far, which checkpoints hold. They depend
-        neither on workers nor on global random state.
+        The random numbers depend on the seed, the rank and the number of batches so far, which are in checkpoints. They
+        depend neither on workers nor on global random state.
         """
         if not (self.augment and self.trainer is not None and self.trainer.training):
             return batch

@@ -24,7 +24,7 @@ class FewShotDataset(Dataset[tuple[Tensor, int]]):
     `DataLoader`.
 
     Two methods augment training images: `augmented` returns a data set whose images are augmented one batch at a time where
-    they are loaded, on the CPU; `augment_batch` changes a batch that has arrived on the device of the training. A data set
+    they are loaded, on the CPU; `augment_batch` changes a batch on the training device. A data set
     defines one of them, or none; the argument `augment=` of `FewShotDataModule` turns both off.
 
     Attributes:
@@ -99,7 +99,7 @@ def seeded_draw(name: str, seed: int) -> float:
 
 
 def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split:
-    """Draw a class into a split: a function of its name and the seed alone, on every machine.
+    """Draw a class into a split: a function of only its name and the seed, on every machine.
 
     Args:
         name: Name of the class.
@@ -114,7 +114,7 @@ def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split
         >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
         ['test', 'train', 'val']
     """
-    # The test classes come first, so that a change of `val_share` alone leaves them the same.
+    # The test classes come first, so that a change of only `val_share` leaves them the same.
     draw = seeded_draw(name, seed)
     if draw < test_share:
         return "test"

@@ -49,14 +49,14 @@ FAMILIES = {
 }
 FACES = tuple(family + style for family, styles in FAMILIES.items() for style in styles)
 
-# The scripts, in the order in which look-alikes are settled: the first script keeps the drawing.
+# The scripts, in the order in which look-alikes are dropped: the first script keeps the drawing.
 SCRIPTS = ("Latin", "symbols", "Greek", "Cyrillic", "Armenian", "Georgian")
 
 SUPERSAMPLING = 4  # glyphs are centred to a quarter of a pixel
 EM = 0.75  # share of the image's side: an average letter is a little over half as high as the image
 INK = 30 / 32  # largest share of the image's side that is ink: larger glyphs are drawn smaller
-LOOK_ALIKE = 0.01  # share of the ink in which look-alikes differ at most; see `_look_alikes`
-NO_CHARACTER = "\uffff"  # fonts answer with their missing-glyph box
+LOOK_ALIKE = 0.01  # largest share of the ink in which look-alikes differ; see `_look_alikes`
+NO_CHARACTER = "\uffff"  # fonts draw their missing-glyph box for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +67,8 @@ class DrawnGlyphs:
         images: Ink is 255, paper 0.
         classes: For each image, its position in `characters`.
         faces: For each image, its position in `FACES`.
-        characters: In the order of `SCRIPTS`, then of their code points.
-        scripts: For each character, one of `SCRIPTS`.
+        characters: The characters, in the order of `SCRIPTS`, then of their code points.
+        scripts: The script of each character, one of `SCRIPTS`.
         look_alikes: For each of `SCRIPTS`, how many characters were left out because an earlier one looks the same.
     """
 
@@ -92,12 +92,12 @@ def script_of(character: str) -> str:
 
 
 def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
-    """Draw every character that at least `min_faces` faces hold, light on dark, centred by its ink.
+    """Draw every character that at least `min_faces` faces have, light on dark, centred by its ink.
 
-    All characters have one scale (em = 3/4 of the image), so that o and O differ; only what would not fit is drawn
-    smaller. Left out are characters without ink (spaces, controls, combining marks alone), a face that answers with its
-    missing-glyph box, and look-alikes. Takes a few seconds; a bar on standard error says how far it is, where that is a
-    terminal.
+    All characters have one scale (em = 3/4 of the image), so that o and O differ. Only characters that would not fit
+    are drawn smaller. Characters without ink (spaces, controls, combining marks on their own), missing-glyph boxes of a
+    face, and look-alikes are left out. Drawing takes a few seconds. If standard error is a terminal, it shows a
+    progress bar.
     """
     fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
     files = [fonts / f"{face}.ttf" for face in FACES]
@@ -146,7 +146,7 @@ def _has_ink(character: str) -> bool:
 
 
 def _draw_face(file: Path, characters: list[str], size: int) -> Drawings:
-    """Draw characters of one font, without those that have no ink or whose glyph is the missing-glyph box."""
+    """Return drawings of characters of one font, without characters that have no ink or a missing-glyph box."""
     missing_glyph, *images = _draw([NO_CHARACTER, *characters], file, size)
     return {
         character: image
@@ -160,7 +160,7 @@ def _draw(characters: list[str], file: Path, size: int) -> UInt8[np.ndarray, "ch
     side = size * SUPERSAMPLING
     largest_ink = int(side * INK)
     em = round(EM * size * SUPERSAMPLING)
-    # Pillow would prefer the layout of Raqm, which not every build has, and the drawing must not depend on the build.
+    # Pillow prefers the layout of Raqm, which some builds lack, and the drawing must not depend on the build.
     font = ImageFont.truetype(str(file), em, layout_engine=ImageFont.Layout.BASIC)
     # All characters are pasted into one strip, which is reduced at once.
     strip = Image.new("L", (side, side * len(characters)))
@@ -168,7 +168,7 @@ def _draw(characters: list[str], file: Path, size: int) -> UInt8[np.ndarray, "ch
         ink = _ink(character, font, side)
         font_size = em
         while max(ink.size) > largest_ink:  # one step, or two if hinting rounds up
-            # At least one less, or hinting could keep the size as it is for ever.
+            # The size falls by at least one, or hinting could keep it forever.
             font_size = min(font_size - 1, font_size * largest_ink // max(ink.size))
             ink = _ink(character, font.font_variant(size=font_size), side)
         left = (side - ink.width) // 2
@@ -185,7 +185,7 @@ def _ink(character: str, font: ImageFont.FreeTypeFont, side: int) -> Image.Image
 
 
 def _without_look_alikes(candidates: list[str], drawings: list[Drawings]) -> list[str]:
-    """Return the candidates that look like no earlier candidate that is returned."""
+    """Return the candidates that do not look like an earlier returned candidate."""
     look_alikes: dict[str, set[str]] = defaultdict(set)
     for drawing in drawings:
         for first, second in _look_alikes(drawing):
@@ -201,23 +201,22 @@ def _without_look_alikes(candidates: list[str], drawings: list[Drawings]) -> lis
 def _look_alikes(drawing: Drawings) -> list[tuple[str, str]]:
     """Return the pairs of one face whose difference, squared and summed, is at most 1 % of the larger squared ink.
 
-    Pixel-identical pairs are among them; so is the same outline a fraction of a pixel aside.
+    They include pixel-identical pairs, and the same outline moved by a fraction of a pixel.
     """
     characters = list(drawing)
     if not characters:
         return []
-    # Bytes in float64: all sums are integers below 2^53, so that no rounding decides.
+    # Bytes are compared in float64: all sums are integers below 2^53, so rounding cannot decide.
     pixels = torch.from_numpy(np.stack(list(drawing.values()))).flatten(1).double()  # (glyphs, size * size)
     ink = pixels.square().sum(dim=1)
     differences = torch.addmm(ink[:, None] + ink, pixels, pixels.T, alpha=-2)  # (glyphs, glyphs)
-    # The difference is multiplied instead of the ink being divided, which would round.
+    # The difference is multiplied, since dividing the ink would round.
     is_close = differences.mul_(round(1 / LOOK_ALIKE)) <= torch.maximum(ink[:, None], ink)
     return [(characters[i], characters[j]) for i, j in is_close.triu(diagonal=1).nonzero().tolist()]
 
 
 Drawn = TypeVar("Drawn", bound=Any)
 
-# The scripts of each split.
 SCRIPTS_OF: dict[Split, tuple[str, ...]] = {
     "train": ("Latin", "symbols"),
     "val": ("Greek",),
@@ -230,7 +229,7 @@ class Glyphs(FewShotDataset):
 
     Items are ordered by class, and inside a class by face. All splits are drawn the first time, in a few seconds, and kept
     in the folder named by the environment variable FEWSHOT_CALLBACKS_CACHE, else in the user's cache folder. A damaged file
-    is drawn again. If the folder cannot be written, a warning says so and nothing is cached.
+    is drawn again. If the folder cannot be written, a warning reports it and nothing is cached.
 
     Args:
         split: "train" (Latin and symbols), "val" (Greek) or "test" (Cyrillic, Armenian, Georgian).
@@ -243,7 +242,7 @@ class Glyphs(FewShotDataset):
         faces: For each item, the position of its typeface in `face_names`.
         class_names: For each class, its character.
         scripts: For each class, its script.
-        face_names: Names of all typefaces, including those that do not occur in the split.
+        face_names: Names of all typefaces, including typefaces that do not occur in the split.
 
     Raises:
         ValueError: An unknown split, or a size or a number of faces out of range.
@@ -322,7 +321,7 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
         >>> cache_file(size=32, min_faces=10).name
         'glyphs-32px-10faces-....pt'
     """
-    # Another version of matplotlib may have other fonts, and another version of Pillow may draw them otherwise.
+    # Another version of matplotlib may have other fonts, and another version of Pillow may draw them differently.
     versions = f"{VERSION} {mpl.__version__} {PIL.__version__} {size} {min_faces}"
     fingerprint = hashlib.sha256(versions.encode()).hexdigest()[:12]
     folder = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
@@ -360,15 +359,15 @@ def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], noun:
         The drawing.
     """
     try:
-        # Weights only: a file in a folder that others may write to must not run code.
+        # `weights_only` keeps a file from running code, since others may be able to write to the folder.
         cached: Drawn = kind(**torch.load(file, weights_only=True))
         return cached
     except (FileNotFoundError, NotADirectoryError):
-        pass  # it was never drawn: there is nothing to warn of
-    except Exception as error:  # torch.load promises no class of error for a damaged file
+        pass  # it was never drawn, so no warning is needed
+    except Exception as error:  # torch.load documents no error class for a damaged file
         warnings.warn(f"The {noun} cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
     drawn = draw()
-    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}")  # no other process reads half a file
+    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}")  # other processes never read half a file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(vars(drawn), unfinished)
@@ -432,7 +431,7 @@ def augment_glyphs(
     size = 1 + uniform(scale)
     cos = angle.cos() / size
     sin = angle.sin() / size
-    # The map tells where each pixel of the result is looked up, in coordinates from -1 to 1: rotation, after shear, after
+    # The map gives the source of each pixel of the result, in coordinates from -1 to 1: rotation, after shear, after
     # scale.
     x_row = torch.stack([cos, lean * cos - sin, 2 * uniform(shift)], dim=1)
     y_row = torch.stack([sin, lean * sin + cos, 2 * uniform(shift)], dim=1)

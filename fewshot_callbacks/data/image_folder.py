@@ -20,7 +20,7 @@ from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import rank_zero_info
 
-# Logos, words and signs are others when they are mirrored, and nobody knows what the folder holds.
+# Mirrored logos, words and signs are different, and the contents of the folder are unknown.
 _TRANSFORM = PhotoTransform(flip=0.0)
 
 
@@ -118,7 +118,7 @@ class ImageFolder(ImageSet):
 def _split_folders(root: Path, folders: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
     """List the folder of each split, and refuse classes that are in two splits."""
     _check_folders(root, folders)
-    # A validation on the test images is an explicit choice, and shares all their classes.
+    # Validation on the test images is an explicit choice, and shares all their classes.
     compared: list[Split] = [split for split in folders if split != "val" or folders["val"] != folders["test"]]
     for first, second in itertools.combinations(compared, 2):
         if (root / folders[first]).samefile(root / folders[second]):
@@ -135,7 +135,7 @@ def _split_folders(root: Path, folders: Mapping[Split, str]) -> dict[Split, list
 
 
 def _check_folders(root: Path, folders: Mapping[Split, str]) -> None:
-    """Refuse a missing folder; if `root` seems to hold the classes themselves, the message names the shares."""
+    """Refuse a missing folder; if `root` seems to contain the classes themselves, the message names the shares."""
     if not root.is_dir():
         *first_names, last_name = map(repr, dict.fromkeys(folders.values()))
         raise FileNotFoundError(
@@ -162,7 +162,7 @@ def _drawn_splits(
     items: Sequence[ImageItem], root: Path, val_share: float, test_share: float, seed: int
 ) -> dict[Split, list[ImageItem]]:
     """Split the classes by their shares; each split with a share above 0 has at least one class."""
-    # Each name is drawn by itself, so that a class that is added or removed moves few of the others.
+    # Each name is drawn separately, so that adding or removing a class moves few other classes.
     classes = sorted({item.class_name for item in items}, key=lambda name: seeded_draw(name, seed))
     test_count = max(1, round(test_share * len(classes)))
     val_count = max(1, round(val_share * len(classes))) if val_share else 0
@@ -183,7 +183,7 @@ def _drawn_splits(
 
 
 def _listed_classes(root: Path) -> list[ImageItem]:
-    """List the images of a folder, with the class of each, and print what else the folder holds."""
+    """List the images of a folder, with the class of each, and print other contents of the folder."""
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
     of_systems = Counter[str]()
@@ -203,7 +203,7 @@ def _listed_classes(root: Path) -> list[ImageItem]:
         rank_zero_info(f"{root}: {skipped}. Images end in {', '.join(ENDINGS)}.")
     items = []
     for folder, files in zip(folders, listing.of_folders, strict=True):
-        # A class has one name, in whichever form of Unicode a disk or an archive keeps it.
+        # A class has one name, whichever form of Unicode a disk or an archive uses.
         class_name = composed_form(folder.name)
         items += [ImageItem(file, class_name) for file in files]
     return items

@@ -1,7 +1,7 @@
 """Data sets whose images are read one by one, what a model sees of them, and checks that a set is complete.
 
 A reader of a further data set is a subclass of `ImageSet` that lists the images of each split: see "Add a reader of a data
-set" in CONTRIBUTING.md. Where an image is no file of its own, but a part of an archive or a table, the subclass also defines
+set" in CONTRIBUTING.md. Where an image is not a file, but a part of an archive or a table, the subclass also defines
 `ImageSet.read_item`.
 """
 
@@ -196,7 +196,7 @@ class DecodedImages:
         self.items = items
         self._images: dict[int, Image.Image] = {}
         self._bytes = 0
-        # A user who wants no cache needs no message that it is full.
+        # If the user turned the cache off, no message reports that it is full.
         self._is_full = memory_mb == 0
 
     def get(self, index: int, read: Callable[[int], Image.Image]) -> Image.Image:
@@ -213,7 +213,7 @@ class DecodedImages:
             self._bytes += size
             return image
         self._is_full = True
-        # The workers of a loader would each say it, and again whenever they are started.
+        # Each worker of a loader would report it, and again at every start.
         if worker is None:
             rank_zero_info(
                 f"{len(self._images):,} of {self.items:,} images fill memory_mb = {self.memory_mb:g} once they are "
@@ -230,7 +230,7 @@ class DecodedImages:
 class ImageSet(FewShotDataset):
     """Images that are read on access, and kept decoded as far as they fit.
 
-    An image is turned upright, as its Exif tag says, and lies on `background` where it is transparent.
+    An image is turned upright by its Exif tag, and transparent parts show `background`.
 
     Labels are 0 ... C-1 in the order of the class names.
 
@@ -271,7 +271,7 @@ class ImageSet(FewShotDataset):
     ) -> None:
         if not memory_mb >= 0:
             raise InputError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
-        parse_colour(background)  # refused here, and not in a worker at the first transparent image
+        parse_colour(background)  # fails here, not in a worker at the first transparent image
         self.transform = transform
         self.background = background
         self.splits = tuple(items)
@@ -290,7 +290,7 @@ class ImageSet(FewShotDataset):
             raise InputError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
         self.split: Split = split
         self.items = self._items_of_splits[split]
-        # Sorted, so that labels depend neither on the order of the file system nor on the machine.
+        # Names are sorted, so that labels depend neither on the order of the file system nor on the machine.
         names = sorted({item.class_name for item in self.items})
         label_of = {name: label for label, name in enumerate(names)}
         self.labels = torch.tensor([label_of[item.class_name] for item in self.items], dtype=torch.int64)
@@ -303,7 +303,7 @@ class ImageSet(FewShotDataset):
 
     def with_split(self: AnyImageSet, split: Split) -> AnyImageSet:
         """Return the images of another split; nothing is listed again, and decoded images are shared."""
-        images = copy.copy(self)  # shallow: both hold the same lists and the same decoded images
+        images = copy.copy(self)  # shallow: both share the lists and the decoded images
         images._choose(split)
         return images
 
@@ -322,9 +322,9 @@ class ImageSet(FewShotDataset):
     def read_item(self, index: int) -> Image.Image:
         """Read the image of an item from its file, and cut out its box; it is not transformed.
 
-        A subclass whose images are no files defines this method anew. It is called in the main process and in the workers
-        of a loader, which hold a copy of the data set, forked or pickled. An open archive or a connection is shared by no
-        two processes: open it here, once for each `os.getpid()`, and leave it out of what is pickled.
+        A subclass whose images are not files overrides this method. It is called in the main process and in the workers
+        of a loader, which have a copy of the data set, forked or pickled. Processes must not share an open archive or a
+        connection: open it here, once for each `os.getpid()`, and exclude it from the pickled state.
 
         Args:
             index: The place of the item in `items`.
@@ -364,7 +364,7 @@ def required(path: Path, fix: str) -> Path:
     """
     if path.exists():
         return path
-    # The deepest folder that exists shows how far a path was right.
+    # The deepest existing folder shows how much of a path is correct.
     nearest = next(parent for parent in path.parents if parent.exists() or parent == parent.parent)
     raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
 

@@ -240,8 +240,8 @@ class LogoDet3K(ImageSet):
             unreadable_files=len(annotations.unreadable),
         )
         rank_zero_info(self.counts.in_words())
-        # With a share of 0 there is no validation split: it is not refused as empty, and the error for a user who asks for
-        # it names the share.
+        # With a share of 0 there is no validation split. It is not refused as empty, and the error for a request for it
+        # names the share.
         splits = [name for name in SPLITS if name != "val" or val_share > 0]
         items_of = {name: [item for item in items if split_of_class[item.class_name] == name] for name in splits}
         check_no_split_is_empty(
@@ -262,7 +262,7 @@ class LogoDet3K(ImageSet):
 
 @dataclass
 class _Annotations:
-    """What the annotations of a set say.
+    """The contents of the annotations of a set.
 
     Attributes:
         items: All boxes that are not broken.
@@ -303,7 +303,7 @@ def _read_annotations(folder: Path, fix: str, *, partial: bool) -> _Annotations:
 
 def _read_brand(folder: Path, annotations: _Annotations) -> None:
     """Add the boxes of a folder, each annotation with its image."""
-    # The folder is listed once, instead of a question for each of its images; endings may be in upper case.
+    # The folder is listed once, which is faster than a check for each image. Endings may be in upper case.
     names = {spelling_key(entry.name): entry.name for entry in list_entries(folder, annotations.of_systems)}
     for xml_name in sorted(name for name in names if name.endswith(".xml")):
         xml = folder / names[xml_name]
@@ -337,7 +337,7 @@ def _read_annotation(xml: Path, jpg: Path, annotations: _Annotations) -> None:
 
 
 def _annotated_size(annotation: ElementTree.Element) -> tuple[float, ...]:
-    """Return the width and height of the picture that was annotated; nothing if the annotation does not say."""
+    """Return the width and height of the annotated picture; empty if the annotation lacks them."""
     try:
         return tuple(float(annotation.findtext(f"size/{side}") or "nan") for side in ("width", "height"))
     except ValueError:

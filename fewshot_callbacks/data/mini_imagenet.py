@@ -14,7 +14,7 @@ LISTS = (
     "https://github.com/twitter-research/meta-learning-lstm)"
 )
 IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists name, under the names of the lists"
-# Published numbers of classes, by which an incomplete copy is noticed.
+# Published numbers of classes, which reveal an incomplete copy.
 CLASSES: Mapping[Split, int] = {"train": 64, "val": 16, "test": 20}
 
 _TRANSFORM = PhotoTransform()

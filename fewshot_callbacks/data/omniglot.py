@@ -31,7 +31,7 @@ EVALUATION = "images_evaluation"
 ARCHIVE = (
     "images_background.zip and images_evaluation.zip from the folder python of https://github.com/brendenlake/omniglot"
 )
-# Published numbers of characters, by which an incomplete copy is noticed.
+# Published numbers of characters, which reveal an incomplete copy.
 CHARACTERS: Mapping[str, int] = {BACKGROUND: 964, EVALUATION: 659}
 DRAWINGS = 20  # of each character
 VALIDATION_ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
@@ -49,8 +49,8 @@ class Omniglot(ImageSet):
     Armenian, Korean, N_Ko, Tagalog and Tifinagh, 186 characters of scripts without a near relative in the set, which
     leaves 778 to train on. The split of Vinyals et al. (2016), which divides alphabets, is different.
 
-    A class is a character, named `Korean/character01`; labels are in the order of these names, not in that of the file
-    system. The archives themselves are needed only to unpack them. `download=True` downloads them if a folder is
+    A class is a character, named `Korean/character01`; labels are in the order of these names, not in the order of the
+    file system. The archives themselves are needed only to unpack them. `download=True` downloads them if a folder is
     missing, and checks them against torchvision's checksums.
 
     Images are (1, image_size, image_size), in [0, 1], ink 1 on paper 0. Nothing is augmented: a mirrored character would

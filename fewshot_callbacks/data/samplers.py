@@ -39,7 +39,7 @@ class SeededBatchSampler(BatchSampler):
         otherwise be an error.
         """
         self = super().__new__(cls)
-        # The names are those of `lightning.fabric.utilities.data`. `sampler` has to be among the arguments: Lightning
+        # `lightning.fabric.utilities.data` uses these names. `sampler` has to be among the arguments: Lightning
         # replaces the argument of that name, and fails without one.
         attributes = {
             "args": args,
@@ -58,8 +58,8 @@ class SeededBatchSampler(BatchSampler):
         self.seed = seed
         self.epoch = epoch
         self.sizes = sizes
-        # Attributes that every BatchSampler has, for programs that look for them. Batches are drawn whole and not cut from a
-        # list of items, so that `batch_size` has no effect; 1 is the smallest number that is allowed.
+        # Every BatchSampler has these attributes, and some programs look for them. Batches are drawn whole and not cut
+        # from a list of items, so `batch_size` has no effect; 1 is the smallest allowed number.
         self.batch_size = 1
         self.drop_last = False
 
@@ -167,7 +167,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
 
     @property
     def episode_list(self) -> EpisodeList:
-        """The whole list, for all processes: the fixed list, or that of the next epoch.
+        """The whole list, for all processes: the fixed list, or the list of the next epoch.
 
         Examples:
             >>> import torch
@@ -186,7 +186,8 @@ class EpisodicBatchSampler(SeededBatchSampler):
         return self.episode_list.hash
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A generator: a DataLoader with workers makes an iterator that it never uses, which must not count as an epoch.
+        # This is a generator because a DataLoader with workers makes an iterator that it never uses, which must not
+        # count as an epoch.
         indices = self.episode_list.indices[self._own_episodes()]  # (episodes of this rank, ways, shots + queries)
         self.epoch += 1
         for batch in range(len(indices) // self.episodes_per_batch):
@@ -208,7 +209,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
                 f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {batch}. Use "
                 f"episodes >= {needed}."
             )
-        # Every rank has the same number of episodes: under DDP a rank that has one more would wait for the gradients of the
+        # Every rank has the same number of episodes: under DDP a rank with one more would wait for the gradients of the
         # others.
         return slice(rank, self.episodes // world_size * world_size, world_size)
 
@@ -243,7 +244,7 @@ class Episodes:
         check_episode_sizes(**asdict(self))
 
     def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
-        """Return the sampler of the batches of a training, which are a function of the seed and the epoch."""
+        """Return the sampler of training batches, which are a function of the seed and the epoch."""
         return EpisodicBatchSampler(data.labels, **asdict(self), seed=seed, class_names=data.class_names, epoch=epoch)
 
 
@@ -266,8 +267,8 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
     batches of an epoch are a function of (seed, epoch) alone: drawn in the main process, they depend neither on the number
     of workers nor on global random state.
 
-    With several processes (torch.distributed initialised) P and K are those of the batch of all processes together, of
-    which rank r takes the classes r, r + world_size, ...: the batches are those of one process.
+    With several processes (torch.distributed initialised) P and K describe the joined batch of all processes. Rank r
+    takes its classes r, r + world_size, ..., so the joined batches are the batches of a single process.
     `EmbeddingModule` computes its loss on the joined batch.
 
     Args:
@@ -317,7 +318,8 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         check_batch_sizes(batches=self.sizes["episodes"])
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A generator: a DataLoader with workers makes an iterator that it never uses, which must not count as an epoch.
+        # This is a generator because a DataLoader with workers makes an iterator that it never uses, which must not
+        # count as an epoch.
         rank, world_size = own_rank()
         if self.sizes["ways"] < world_size:
             raise InputError(
@@ -361,7 +363,7 @@ class ClassBalanced:
         check_batch_sizes(**asdict(self))
 
     def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
-        """Return the sampler of the batches of a training, which are a function of the seed and the epoch."""
+        """Return the sampler of training batches, which are a function of the seed and the epoch."""
         names = data.class_names
         return ClassBalancedBatchSampler(data.labels, **asdict(self), seed=seed, class_names=names, epoch=epoch)
 

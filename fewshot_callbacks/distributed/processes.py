@@ -1,7 +1,7 @@
-"""Collective communication between processes that each hold a part of one set.
+"""Collective communication between processes that each have a part of one set.
 
 All calls are collective: every process makes the same calls in the same order. The rows of a set are only ever sent to one
-process (`exchange`), so that no process holds the whole set. Small values are sent to all (`gather`, `summed`).
+process (`exchange`), so that no process has the whole set. Small values are sent to all (`gather`, `summed`).
 
 A further way to communicate is a subclass of `Processes` with `rank`, `count`, `_gather` and `_swap`.
 """
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class ShardIndex(NamedTuple):
-    """The indices of the queries and gallery items that this process holds, among those of all processes."""
+    """The global indices of the queries and gallery items of this process."""
 
     queries: Int[Tensor, "queries"]
     gallery: Int[Tensor, "gallery"]
 
 
 class RemoteError(RuntimeError):
-    """Raised when another process has failed; its text is that of the other process's error."""
+    """Raised when another process has failed, with the text of that process's error."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Failure:
 
     Attributes:
         message: The text of the error that the others raise.
-        error_type: Its type.
+        error_type: The type of that error.
     """
 
     message: str
@@ -52,8 +52,8 @@ class _Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
-        # An exception is sent as a text. Its class may not be known to the other process, or take other arguments than a
-        # string, and what it refers to may be large, or impossible to pickle.
+        # An exception is sent as a text. Its class may be unknown to the other process, or take other arguments than a
+        # string, and the objects that it refers to may be large, or impossible to pickle.
         if type(error) is ValueError or isinstance(error, InputError):
             return cls(str(error), type(error))
         if not isinstance(error, Exception):  # an interrupt of one process interrupts all
@@ -69,8 +69,8 @@ def to_the_end() -> Iterator[None]:
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main_thread = threading.current_thread() is threading.main_thread()
-    # Only the main thread can set a handler, and only there it runs. If the signal is ignored or left to the system,
-    # `getsignal` returns no function that could be called later.
+    # Only the main thread can set a handler, and handlers only run there. If the signal is ignored or left to the
+    # system, `getsignal` returns no function that could be called later.
     if not is_main_thread or not callable(handler):
         yield
         return
@@ -105,7 +105,7 @@ class Processes(ABC):
 
     rank: int = 0
     count: int = 1
-    # Whether an error was already exchanged: the others are then past the call in which they would hear of it.
+    # Whether an error was already exchanged: the others have then passed the call that would report it.
     _error_is_known = False
     # How many blocks of `together` surround the current call.
     _depth = 0
@@ -124,7 +124,7 @@ class Processes(ABC):
 
         Args:
             sent: The tensors to send.
-            destination: Rank of the process that they go to; None if nothing is sent.
+            destination: Rank of the process that receives them; None if nothing is sent.
             received: Empty tensors of the right shapes and types.
             sender: Rank of the process that fills them; None if nothing is received.
         """
@@ -163,13 +163,13 @@ class Processes(ABC):
         self._depth += 1
         try:
             yield
-            # The other processes learn of an error at their next call. After the outermost block there may be none, so
-            # there is one here.
+            # The other processes learn of an error at their next call. After the outermost block there may be no call,
+            # so this one is made here.
             if self._depth == 1 and self.count > 1:
                 self.gather(None)
         except BaseException as error:
-            # An error is reported once: the others take part in one call for it. If it came from another process, they are
-            # past that call.
+            # An error is reported once: the others take part in one call for it. If it came from another process, they
+            # have passed that call.
             if self.count > 1 and not self._error_is_known:
                 self._error_is_known = True
                 with to_the_end():
@@ -186,7 +186,7 @@ class Processes(ABC):
             arguments: The arguments that must be the same in every process. Values are compared as they are printed.
 
         Raises:
-            ValueError: With the argument that differs; the same message in every process.
+            ValueError: An argument differs; every process raises the same message, which names it.
         """
         by_rank = self.gather({name: str(value) for name, value in arguments.items()})
         for rank, printed in enumerate(by_rank):
@@ -218,10 +218,10 @@ class Processes(ABC):
 
         Args:
             columns: (..., items) columns of this process.
-            places: (items,) index of each of them among all columns.
-            length: Number of all columns; a column that no process holds is zero.
+            places: (items,) index of each column among all columns.
+            length: Number of all columns; a column that no process has is zero.
         """
-        # One process that holds all columns in their order needs no copy of what may be large.
+        # One process that has all columns in their order needs no copy, which may be large.
         if self.count == 1 and len(places) == length and bool((places == torch.arange(length)).all()):
             return columns
         result = columns.new_zeros(*columns.shape[:-1], length)
@@ -230,7 +230,7 @@ class Processes(ABC):
         return result
 
     def exchange(self, sent: Sequence[Tensor] | None, destination: int, sender: int) -> list[Tensor] | None:
-        """Send tensors to one process, and return those that another one sends to this process.
+        """Send tensors to one process, and return the tensors that another process sends.
 
         Args:
             sent: Tensors on the CPU; None to send nothing.
@@ -243,7 +243,7 @@ class Processes(ABC):
         sent = None if sent is None else [tensor.contiguous() for tensor in sent]
         with to_the_end():
             # A receiver needs the shapes before it can make room. In this call all processes also learn that one has
-            # failed, so that no tensor is sent that nobody takes.
+            # failed, so that no tensor is sent without a receiver.
             shapes = self.gather(None if sent is None else [(tensor.shape, tensor.dtype) for tensor in sent])
             shapes_of_sender = shapes[sender]
             received = None
@@ -254,7 +254,7 @@ class Processes(ABC):
 
 
 class Alone(Processes):
-    """One process, which holds the whole set."""
+    """A single process with the whole set."""
 
     def _gather(self, value: Any) -> list[Any]:
         return [value]

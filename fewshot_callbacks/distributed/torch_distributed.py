@@ -20,20 +20,20 @@ T = TypeVar("T")
 # The tag of messages that only test a connection; no other message has it.
 TEST_TAG = 2**20
 
-# The references below are weak: a group that something still held after `destroy_process_group` would keep its threads
-# until the interpreter ends, where a thread that releases a tensor aborts the process.
+# The references below are weak: a group with references after `destroy_process_group` would keep its threads until the
+# interpreter ends, where a thread that releases a tensor aborts the process.
 # The group of all processes -> the gloo group that was created for CPU tensors.
 _gloo_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # A group -> its `TorchProcesses`. It is a single object as long as it is used, since it records whether an error is
-# known. The values are weak as well, since each holds its key, the group.
+# known. The values are weak as well, since each refers to its key, the group.
 _processes_of: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
 
 
 class TorchProcesses(Processes):
     """The processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
-    Embeddings are kept on the CPU and sent from there. NCCL does not support CPU tensors, so that a gloo group is created
-    once beside it.
+    Embeddings are kept on the CPU and sent from there. NCCL does not support CPU tensors, so a gloo group is created
+    once in addition.
 
     Args:
         group: A group whose backend supports CPU tensors; by default a group of all processes.
@@ -62,8 +62,9 @@ class TorchProcesses(Processes):
     ) -> None:
         transfers: list[Any] = []
         with self._naming_ended_processes():
-            # Receiving and sending begin before either is waited for. In a ring in which each process first waits until its
-            # tensors are taken, no process would ever take any. Both sides know the shapes, so both leave out empty tensors.
+            # Receiving and sending begin before either is awaited. In a ring in which each process first waits until
+            # its tensors are taken, no process would ever take any. Both sides know the shapes, so both leave out empty
+            # tensors.
             if sender is not None:
                 rank = self._rank_among_all(sender)
                 for tag, tensor in enumerate(received):
@@ -83,7 +84,7 @@ class TorchProcesses(Processes):
         """Return the value of each process, by rank, on the first process, without all of them in each of the others."""
         values: list[Any] | None = [None] * self.count if self.rank == 0 else None
         with to_the_end():
-            self.gather(None)  # if a process has failed, the others learn of it here
+            self.gather(None)  # this reports a failed process to the others
             with self._naming_ended_processes():
                 torch.distributed.gather_object(value, values, dst=self._rank_among_all(0), group=self._group)
         return values
@@ -92,21 +93,21 @@ class TorchProcesses(Processes):
         """Return the sum of each number over all processes, without the numbers of all in each."""
         total = torch.from_numpy(np.array(values, np.int64))  # a copy, since `all_reduce` overwrites it
         with to_the_end():
-            self.gather(None)  # if a process has failed, the others learn of it here
+            self.gather(None)  # this reports a failed process to the others
             with self._naming_ended_processes():
                 torch.distributed.all_reduce(total, group=self._group)
         return total.numpy()
 
     def _rank_among_all(self, rank: int) -> int:
-        """Return the rank of a process among all: `gather_object`, `irecv` and `isend` do not count those of the group."""
+        """Return the rank of a process among all: `gather_object`, `irecv` and `isend` do not use ranks of the group."""
         return torch.distributed.get_global_rank(self._group, rank)
 
     @contextmanager
     def _naming_ended_processes(self) -> Iterator[None]:
-        """Say which process has ended; gloo only says at which port nobody answers.
+        """Raise an error that names an ended process; gloo only names a port without an answer.
 
         Raises:
-            ConnectionError: With its rank.
+            ConnectionError: The message has its rank.
         """
         try:
             yield
@@ -114,7 +115,7 @@ class TorchProcesses(Processes):
             ended_ranks = [] if self._error_is_known else self._ended_processes()
             if not ended_ranks:
                 raise
-            self._error_is_known = True  # an ended process cannot be told
+            self._error_is_known = True  # an ended process cannot be informed
             names = " and ".join(f"process {rank}" for rank in ended_ranks)
             raise ConnectionError(
                 f"{names} of {self.count}, counted from 0, has ended in the middle of the evaluation, killed or crashed, "
@@ -123,13 +124,13 @@ class TorchProcesses(Processes):
             ) from error
 
     def _ended_processes(self) -> list[int]:
-        """Return the ranks to which there is no connection any more."""
+        """Return the ranks without a connection."""
         ended_ranks = []
         for rank in range(self.count):
             if rank == self.rank:
                 continue
             try:
-                # No process receives this message, and none waits for it: sending it fails without a connection.
+                # No process receives this message or waits for it: sending it fails without a connection.
                 message = torch.zeros(1, device="cpu")
                 torch.distributed.isend(message, self._rank_among_all(rank), group=self._group, tag=TEST_TAG)
             except RuntimeError:
@@ -140,7 +141,7 @@ class TorchProcesses(Processes):
 def all_processes() -> Processes:
     """Return the processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
-    Without `torch.distributed` it is this process alone. If the backend does not support CPU tensors (NCCL), the first
+    Without `torch.distributed` it is only this process. If the backend does not support CPU tensors (NCCL), the first
     call is collective: all processes must make it together.
 
     Examples:
@@ -188,7 +189,7 @@ def broadcast_object(value: T | None) -> T | None:
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     """Gather the tensors of all processes, by rank, without empty ones: `dist_sync_fn` of `torchmetrics.Metric`.
 
-    Unlike the function of torchmetrics, it accepts a process without a single batch, whose state has no shape and no
+    Unlike the function of torchmetrics, it accepts a process without a single batch, when its state has no shape and no
     dtype yet, and tensors on the CPU under a backend that supports only CUDA.
     """
     if group is None or group is torch.distributed.group.WORLD:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 try:
     import numba
-
-    from fewshot_callbacks.system.compile_notice import announce_compiling
-    from fewshot_callbacks.system.loop_cache import cache_on_disk
 except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
     raise ImportError(
         "fewshot_callbacks needs numba, which compiles its loops, and it cannot be loaded "
         f"({type(error).__name__}: {error}). Run pip install -U numba."
     ) from error
 
-announce_compiling()
+try:
+    from fewshot_callbacks.system.compile_notice import announce_compiling
+    from fewshot_callbacks.system.loop_cache import cache_on_disk
+except (ImportError, AttributeError) as error:  # a newer numba has moved its private parts
+    warnings.warn(
+        f"fewshot_callbacks cannot keep compiled loops with numba {numba.__version__} ({error}): each process compiles them "
+        "anew, in about twenty seconds. Use an older numba, or update fewshot-callbacks.",
+        stacklevel=2,
+    )
+
+    def cache_on_disk(loop: Any) -> Any:
+        """Return the loop: it is kept in this process alone."""
+        return loop
+
+else:
+    announce_compiling()
 
 # `_nrt=False` switches reference counts off: numba counts references to the fields of a tuple atomically, which took
 # half of the time of the counting loop. `error_model="numpy"`: no division is checked for a zero.

@@ -46,6 +46,7 @@ def row_hashes(values: NDArray[Any], threads: int = 1, seed: int = 0) -> NDArray
     bits = values.view(_INTEGERS[values.itemsize])
     odd_factors = np.random.default_rng(seed).integers(2**62, size=bits.shape[1]) | 1
     hashes = np.empty(len(bits), np.int64)
+    # About half of the bits, so that the upper ones reach the lower ones. Any number near it would do.
     shift = 4 * bits.itemsize - 3
 
     def hash_rows(block: slice, _: None) -> None:

@@ -92,7 +92,7 @@ def workspace() -> NDArray[np.float64]:
     """
     width = max(LANES, PARTIALS, MEMBERS)
     room = np.zeros(4 * width + 8)
-    # From an address of 64 bytes on: a register that is stored across two cache lines takes twice as long to read again.
+    # The address is a multiple of 64 bytes: a register stored across two cache lines takes twice as long to read again.
     first = -room.ctypes.data % 64 // 8
     work = room[first : first + 4 * width].reshape(4, width)
     work[3] = -1.0
@@ -401,7 +401,7 @@ def plain_sum(left, right, of_differences):
 def float64_score(pairs, i, j):
     """Return the score by a sum in float64, and a bound on its distance from the exact score.
 
-    The bound is that of Higham, section 3.1, with 16 roundings in addition to those in the sum: in the norms, the
+    The bound is from Higham, section 3.1, with 16 roundings in addition to those in the sum: in the norms, the
     quotient, the exact score and the sums of a caller. It is never 0, which marks exact scores in `nearest.py`.
     """
     total = plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
@@ -434,7 +434,7 @@ def exact_scores(pairs, rows, columns, out, work):
 
 @inner_kernel
 def columns_of(rows, items, first_item, out):
-    """Write the rows of some items into the columns of `out`; `rows[0]` is the row of `first_item`."""
+    """Write the rows of items into the columns of `out`; `rows[0]` is the row of `first_item`."""
     for m in range(items.shape[0]):
         row = rows[items[m] - first_item]
         for k in range(row.shape[0]):

@@ -61,7 +61,7 @@ def float_error_bounds(
         precision: float16, float32 or float64.
         columns: Components of a row of an operand.
         product_weight: The number of times that a product counts: 2 for distances, else 1.
-        sizes: (rows,) for each row, the largest product of its norm with that of another row.
+        sizes: (rows,) for each row, the largest product of its norm with the norm of another row.
     """
     is_half = precision == "float16"
     roundoff = min(ROUNDOFF[precision], 2.0**-24)  # float16 is summed in float32

@@ -1,4 +1,4 @@
-"""The layout of the tiles of some vectors: the sizes on which all processes agree."""
+"""The layout of the tiles of vectors: the sizes on which all processes agree."""
 
 from __future__ import annotations
 

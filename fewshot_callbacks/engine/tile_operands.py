@@ -1,7 +1,7 @@
 """Where the operands of tiles come from: computed once and cached, or recomputed for each tile.
 
-`Estimates` own the cached float operands. Operands in int8 belong to the `Vectors`, whose error
-bounds depend on them, until `free_int8_operands`.
+`Estimates` own the cached float operands. Operands in int8 belong to the `Vectors` until
+`free_int8_operands`, because the error bounds of the vectors depend on them.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ class RecomputedOperands:
         return self._queries.new_operand(rows, self._precision)
 
     def query_rows(self, rows: slice, room: Operand | None) -> Operand:
-        """Return the operand of some queries, in a room if there is one."""
+        """Return the operand of queries, in a room if there is one."""
         return self._compute(self._queries, rows, room)
 
     def items_of(self, vectors: Vectors) -> ItemRows:
-        """Return a function that returns the operand of some items of a chunk, in a room if there is one."""
+        """Return a function that returns the operand of items of a chunk, in a room if there is one."""
         return partial(self._compute, vectors.item_rows)
 
     def in_float16(self) -> None:

@@ -102,7 +102,7 @@ class TiledRows(Protocol):
 
 
 class AllRows:
-    """All rows, each of which stands for itself.
+    """All rows. Each stands for itself.
 
     Args:
         vectors: Queries and gallery.

@@ -94,7 +94,7 @@ class UnitedLists(NamedTuple):
         return int(np.diff(self.first_item).max(initial=0))
 
     def lists(self, relevance: PairRelevance, row_of_item: NDArray[np.int32]) -> Lists:
-        """Return the list of each distinct query. The arguments are those of `of`."""
+        """Return the list of each distinct query. The arguments are the same as for `of`."""
         items = np.empty(self.first_item[-1], np.int32)
         _unite(relevance, row_of_item, self.first_query, self.queries, self.first_item, items)
         for start, stop in pairwise(self.first_item.tolist()):
@@ -104,10 +104,6 @@ class UnitedLists(NamedTuple):
 
 def _combinations(rows: TwinGroups, kinds: TwinGroups) -> tuple[Ints, list[Ints]]:
     """Return the kinds of queries that each row stands for, each kind once: combinations, which rows may share.
-
-    Args:
-        rows: The distinct query of each query.
-        kinds: The kind of each query.
 
     Returns:
         The number of the combination of each row, (rows,), and the kinds of each combination, ascending.

@@ -1,4 +1,4 @@
-"""Files at addresses that fsspec reads, such as s3://bucket/run/config.yaml, and how they are told from paths."""
+"""Files at addresses that fsspec reads, such as s3://bucket/run/config.yaml, and how they differ from paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fsspec.core import strip_protocol, url_to_fs
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import write_whole
 
-# A protocol has two letters at least: C:/ is a drive. `Path` leaves one of the two slashes. Protocols may be chained by ::.
+# A protocol has at least two letters: C:/ is a drive. `Path` keeps only one of the two slashes. Protocols may be
+# chained by ::.
 _PROTOCOL = re.compile(r"(?P<protocol>(?:^|::)[a-z][a-z0-9+.-]+):/+(?=[^/]|$)")
 _LOCAL_PROTOCOL = re.compile(r"(?:file|local):/+")
 
@@ -37,7 +38,7 @@ def is_address(path: object) -> bool:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Return a path as text: an address with both of its slashes, of which `Path` leaves one; file:// as a plain path.
+    """Return a path as text: an address with both slashes, although `Path` keeps one; file:// as a plain path.
 
     Examples:
         >>> path_text(Path("s3://bucket/run")), path_text("file:///data/run"), path_text(Path("runs"))
@@ -63,7 +64,7 @@ def as_location(path: str | os.PathLike[str]) -> Location:
 
 
 def join_location(folder: str | os.PathLike[str], name: str) -> Location:
-    """Return where a file of a folder lies.
+    """Return the location of a file in a folder.
 
     Examples:
         >>> join_location("s3://bucket/run/", "config.yaml")
@@ -90,8 +91,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a small file, by its path or its address.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        PermissionError: It may not be read.
+        FileNotFoundError: The file does not exist.
+        PermissionError: The file may not be read.
     """
     if not is_address(path):
         return Path(path).read_bytes()
@@ -158,7 +159,7 @@ def upload(file: Path, address: str, is_replaceable: Callable[[Path], bool]) -> 
 
     Args:
         file: The file.
-        address: Where it is copied to.
+        address: Destination of the copy.
         is_replaceable: Returns whether a copy of the file at the address may be replaced.
 
     Raises:
@@ -206,7 +207,7 @@ def naming_address(address: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # each package that reads a protocol has its own errors
-        if isinstance(error, OSError) and error.errno is not None and error.filename:  # of a disk of this machine
+        if isinstance(error, OSError) and error.errno is not None and error.filename:  # from a disk of this machine
             raise
         if str(error).startswith("Protocol not known"):
             raise InputError(
@@ -224,7 +225,7 @@ def _with_slashes(path: str | PurePath) -> str:
 
 
 def _cause_in_brackets(error: BaseException, address: str) -> str:
-    """Return what a package says of an error, in brackets; nothing if it only repeats the address."""
+    """Return a package's text for an error, in brackets; empty if it only repeats the address."""
     for said in (error, error.__cause__):
         words = " ".join(str(said or "").split()).rstrip(".")
         if words and words.strip("/'") not in address:

@@ -17,10 +17,10 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import describe_system_names, is_system_name
 from fewshot_callbacks.system.terminal import printable
 
-# Those of torchvision's ImageFolder.
+# The endings of torchvision's ImageFolder.
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-# The formats that Pillow may read, whatever the ending of a file. Some of its other readers are old, and one starts a
-# program.
+# The formats that Pillow may read, whatever the ending of a file. Some other readers of Pillow are old, and one starts
+# a program.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 # Most endings in a message, which is to stay a single line.
 _NAMED_AT_MOST = 5
@@ -37,7 +37,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# Entries of `Image.info` that tell the orientation.
+# Entries of `Image.info` with the orientation.
 _TELL_THE_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
@@ -53,7 +53,8 @@ def read_image(file: str | Path, longest: int | None = None, background: str = "
         The image, in a mode that `convert` knows how to convert.
 
     Raises:
-        ValueError: If it cannot be read: it is no regular file, no image, broken, or of numbers whose range is unknown.
+        ValueError: If it cannot be read: it is not a regular file, not an image, broken, or has numbers of unknown
+            range.
     """
     with _opened(file) as image:
         if longest is not None:
@@ -74,14 +75,14 @@ def as_seen(image: Image.Image, background: str = "white") -> Image.Image:
         background: The colour behind transparent pixels.
 
     Raises:
-        ValueError: If it holds numbers whose range is unknown.
+        ValueError: If its numbers have an unknown range.
     """
-    image.load()  # some formats hold their tags behind the pixels
+    image.load()  # some formats store their tags after the pixels
     return _turned(_opaque(to_8_bits(image), background), orientation_of(image))
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return a picture with its top at the top, as its Exif tag says."""
+    """Return a picture turned upright, by its Exif tag."""
     image.load()
     return _turned(image, orientation_of(image))
 
@@ -90,7 +91,7 @@ def orientation_of(image: Image.Image) -> int:
     """Return the orientation of a picture by its Exif tag, 1 to 8; 1 is upright, also without a valid tag."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # Pillow promises no class of error for broken tags, and the pixels are intact
+    except Exception:  # Pillow documents no error class for broken tags, and the pixels are intact
         return 1
     return int(orientation) if orientation in _TURNS else 1
 
@@ -99,7 +100,7 @@ def _turned(image: Image.Image, orientation: int) -> Image.Image:
     if orientation not in _TURNS:
         return image
     turned = image.transpose(_TURNS[orientation])
-    for key in _TELL_THE_ORIENTATION:  # with the tag it would be turned again
+    for key in _TELL_THE_ORIENTATION:  # a viewer would turn it again by the tag
         turned.info.pop(key, None)
     return turned
 
@@ -119,7 +120,7 @@ def parse_colour(background: str) -> tuple[int, ...]:
     """Return the red, green and blue of a colour.
 
     Raises:
-        ValueError: If it is no colour.
+        ValueError: If it is not a colour.
     """
     try:
         return ImageColor.getrgb(background)[:3]
@@ -169,7 +170,7 @@ def image_size(file: str | Path) -> PictureSize:
         ValueError: If it cannot be read.
     """
     with _opened(file) as image:
-        if image.format == "TIFF":  # the only format that Pillow turns while it loads it
+        if image.format == "TIFF":  # the only format that Pillow turns while loading
             image.load()
         return PictureSize(image.size, orientation_of(image))
 
@@ -178,26 +179,26 @@ def image_size(file: str | Path) -> PictureSize:
 def _opened(file: str | Path) -> Iterator[Image.Image]:
     """Open an image for the block. Any error of opening, and any error inside the block, becomes a ValueError."""
     try:
-        if not stat.S_ISREG(os.stat(file).st_mode):  # opening a named pipe would wait for ever
+        if not stat.S_ISREG(os.stat(file).st_mode):  # opening a named pipe would block forever
             raise InputError("it is no regular file")
         with Image.open(file, formats=FORMATS) as image:
             yield image
-    except Exception as error:  # Pillow promises no class of error for a broken file
+    except Exception as error:  # Pillow documents no error class for a broken file
         raise InputError(str(error) or type(error).__name__) from error
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
     """Return a picture with 16-bit greys scaled to 8 bits; any other picture of 8 bits unchanged.
 
-    Pillow holds such greys as `I;16`, or as `I` if an older version read a PNG or a PGM.
+    Pillow stores such greys as `I;16`, or as `I` if an older version read a PNG or a PGM.
 
     Raises:
-        ValueError: If it holds other numbers of more than 8 bits.
+        ValueError: If it has other numbers of more than 8 bits.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         tags = getattr(image, "tag_v2", {})
         largest = 2 ** int(tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1  # a TIFF may have 12 bits
-        # They are clipped below: a value above the largest one of the tag would overflow a byte.
+        # Values are clipped below: a value above the maximum of the tag would overflow a byte.
         values = np.asarray(image).astype(np.float64)  # (height, width)
         scaled = Image.fromarray(np.rint(values * (255 / largest)).clip(0, 255).astype(np.uint8))
         if "transparency" in image.info:  # one of the 65,536 greys
@@ -278,7 +279,7 @@ def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequ
 
     Args:
         folders: The folders, such as one for each class.
-        root: The folder that they lie in.
+        root: The folder that contains them.
         endings: Endings of images, in lower case.
 
     Returns:
@@ -328,7 +329,7 @@ def _images_of(
         top: The folder.
         path_of_real: Real path of each folder that was listed -> the path by which it was reached. Folders are added.
         endings: Endings of images, in lower case.
-        listing: Its counters of files that are passed over are increased.
+        listing: Its counters of skipped files are increased.
     """
     waiting = [top]
     listings: list[tuple[str, list[os.DirEntry[str]]]] = []

@@ -1,10 +1,10 @@
-"""The state of a long evaluation in a folder, from which an evaluation goes on after it was killed.
+"""The state of a long evaluation in a folder, from which the evaluation resumes after a kill.
 
-What a pass over tiles counts are sums. So a pass may stop between two tiles, write the state of its observers, and go on.
+A pass over tiles counts sums. So it may stop between two tiles, write the state of its observers, and continue.
 Passes are numbered. Everything between them is computed again from the same data, with the same result.
 
-Several processes write at a position that all have reached. Each keeps the state before it as well, since one process may be
-killed before the others: all go on from the latest position of which every process has a state.
+Several processes write at a position that all have reached. Each also keeps its previous state, since one process may
+be killed before the others: all resume from the latest position for which every process has a state.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fewshot_callbacks.errors import InputError
 
 Arrays = list[NDArray[Any]]
 
-# Seconds between the end of a write and the next one, at least.
+# Fewest seconds between the end of a write and the next write.
 INTERVAL = 60.0
 # After a write that took t seconds, the next one comes `COST_FACTOR * t` seconds later, if that is more than `INTERVAL`: so
 # writing takes at most a twentieth of the time.
 COST_FACTOR = 20
 
-# Begins the name of every file that is written here, and stands at the beginning of its content.
+# The name of every file that is written here begins with it, and so does the content.
 MARK = "fewshot_callbacks_state"
-# The mark is in the first so many bytes of a file: in a zip file it stands behind 30 others.
+# The mark is within this many first bytes of a file: in a zip file it comes after 30 others.
 HEAD_BYTES = 64
 _STATE_NAME = re.compile(rf"{MARK}-(?P<rank>\d+)(\.json|\.\d+(\.before)?\.npz)(\.[0-9a-f]+\.new)?|{MARK}\.folder")
 
@@ -59,20 +59,20 @@ _AFTER_ALL_STEPS = 2**31
 class Journal:
     """The states that an evaluation writes into a folder.
 
-    A folder that holds anything else is refused. So no file is removed or overwritten that was not written here, as far as
-    names and marks tell.
+    A folder with any other file is refused. So only files that were written here, judged by names and marks, are
+    removed or overwritten.
 
     No lock keeps apart two evaluations that are started in one folder at the same time. Their results stay right, but states
     are lost.
 
     Args:
         folder: Where states are written. It is made if it does not exist.
-        description: What is evaluated, in plain values. An evaluation of anything else is refused.
+        description: Description of the evaluation, in plain values. Any other evaluation is refused.
         processes: Those that evaluate together.
 
     Raises:
-        ValueError: The folder holds the state of another evaluation, and the message names what differs; or it holds a file
-            that is no state, or a damaged one.
+        ValueError: The folder has the state of another evaluation, and the message names the difference; or it has a
+            file that is not a state, or is damaged.
     """
 
     def __init__(self, folder: Path, description: Mapping[str, Any], processes: Processes) -> None:
@@ -82,7 +82,7 @@ class Journal:
         # number of passes and choices that have begun
         self._entries = 0
         plain = json.loads(json.dumps(dict(description), default=str))
-        # A part of every key: the state of another evaluation is never read, even if its description is lost.
+        # Every key contains it: the state of another evaluation is never read, even if its description is lost.
         self._fingerprint = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
         _refuse_foreign_files(folder)
         file = folder / f"{MARK}-{processes.rank}.json"
@@ -95,7 +95,7 @@ class Journal:
             _write_whole(file, lambda opened: opened.write(json.dumps({MARK: plain}).encode()))
 
     def begin_pass(self, key: str, state: Callable[[], Arrays]) -> tuple[PassRecord, Arrays]:
-        """Return the record of the next pass, and the state from which the pass goes on. Collective.
+        """Return the record of the next pass, and the state from which the pass resumes. Collective.
 
         Args:
             key: What is counted in this pass. A state with another key is passed over.
@@ -121,15 +121,15 @@ class Journal:
     def remove(self) -> None:
         """Delete the files of this rank; also the folder, if it was made here and no process has a file in it."""
         files = [file for file, rank in self._state_files().items() if rank == str(self.processes.rank)]
-        # The description comes last: it says of which evaluation the others are.
+        # The description is removed last, because it identifies the evaluation of the other files.
         for file in sorted(files, key=lambda file: file.suffix == ".json"):
             file.unlink(missing_ok=True)
-        # The folder is listed again: of several processes that end at the same time, the last one finds no state.
+        # The folder is listed again: if several processes end at the same time, the last one finds no state.
         folder_mark = self.folder / f"{MARK}.folder"
         if self._state_files() or not folder_mark.exists():
             return
         folder_mark.unlink(missing_ok=True)
-        with suppress(OSError):  # another process was faster, or somebody has put a file there
+        with suppress(OSError):  # another process was faster, or the folder has a new file
             self.folder.rmdir()
 
     def _next_files(self, key: str) -> StateFiles:
@@ -139,10 +139,10 @@ class Journal:
         return StateFiles(self.folder, name, f"{self._fingerprint} {key}", self.processes, self._timer)
 
     def _refuse_another_evaluation(self, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-        """Refuse an evaluation of anything else than what was evaluated before.
+        """Refuse an evaluation that differs from the recorded one.
 
         Raises:
-            ValueError: Names what differs.
+            ValueError: The evaluations differ; the message names the difference.
         """
         names = dict.fromkeys((*recorded, *current))
         differences = [
@@ -157,7 +157,7 @@ class Journal:
             )
 
     def _state_files(self) -> dict[Path, str]:
-        """Return the files of states in the folder, each with the rank of the process that wrote it."""
+        """Return state file in the folder -> rank of the process that wrote it."""
         try:
             matches = {file: _STATE_NAME.fullmatch(file.name) for file in self.folder.iterdir()}
         except FileNotFoundError:  # another process has removed the folder
@@ -190,7 +190,7 @@ def journaling(journal: Journal | None) -> Iterator[None]:
         return
     try:
         journal.remove()
-    except OSError as error:  # the result is worth more than a tidy disk
+    except OSError as error:  # the result matters more than a tidy disk
         warnings.warn(f"The state of the evaluation could not be removed: {error}.", stacklevel=2)
 
 
@@ -221,7 +221,7 @@ class PassRecord:
     def finish(self) -> None:
         """Note that all steps are done; write the state if it is due, or if an earlier one was written. Collective.
 
-        Otherwise the pass would go on from the earlier one.
+        Otherwise the pass would resume from the earlier one.
         """
         if self._enter(_AFTER_ALL_STEPS):
             self._write_if(self._files.timer.is_due() or self._files.exist())
@@ -232,7 +232,7 @@ class PassRecord:
         All tiles of a group have to be done before the next group is asked for.
 
         Args:
-            tiles: All tiles of the step, also those that are done.
+            tiles: All tiles of the step, including finished tiles.
         """
         remaining = islice(tiles, self._position.tiles, None)
         tile = next(remaining, None)
@@ -243,7 +243,7 @@ class PassRecord:
                 self._files.write(self._position, self._state())
 
     def _group(self, tiles: Iterator[Any]) -> Iterator[Any]:
-        """Yield tiles until the state is due. Several processes write between two steps alone, all at the same position."""
+        """Yield tiles until the state is due. Several processes only write between two steps, all at the same position."""
         is_alone = self._files.processes.count == 1
         for tile in tiles:
             yield tile
@@ -254,7 +254,7 @@ class PassRecord:
     def _enter(self, step: int) -> bool:
         """Move to the beginning of a step; return whether the pass was not there before."""
         position = Position(step)
-        if position <= self._position:  # the pass goes on from there
+        if position <= self._position:  # the pass resumes from there
             return False
         self._position = position
         return True
@@ -289,7 +289,7 @@ class StateFiles:
         return self._latest.exists()
 
     def read(self) -> tuple[Position, Arrays]:
-        """Return the latest position of which all processes have a state, and this state. Collective.
+        """Return the latest position for which all processes have a state, and this state. Collective.
 
         The first position and [] if there is none.
         """
@@ -304,13 +304,13 @@ class StateFiles:
     def write(self, position: Position, arrays: Arrays) -> None:
         """Write a state. A kill at any moment leaves the state before, or this one; a full disk is a warning."""
         started = time.monotonic()
-        # The mark is the first of them, and so stands at the beginning of the file.
+        # The mark is the first array, so that it is at the beginning of the file.
         named_arrays = {MARK: np.array(self._key), "position": np.array(position)}
         try:
             _write_whole(
                 self._latest, lambda file: np.savez(file, *arrays, allow_pickle=False, **named_arrays), self._previous
             )
-        except OSError as error:  # what has been computed is worth more than a second copy of it
+        except OSError as error:  # the computed state matters more than a second copy of it
             warnings.warn(f"The state of the evaluation could not be written: {error}. It goes on.", stacklevel=2)
         self.timer.restart(started)
 
@@ -322,7 +322,7 @@ class StateFiles:
                     return None
                 position = Position(*content["position"].tolist())
                 return position, [content[f"arr_{number}"] for number in range(len(content.files) - 2)]
-        except Exception:  # zipfile and NumPy promise no class of error for a damaged file
+        except Exception:  # zipfile and NumPy document no error class for a damaged file
             return None
 
 
@@ -346,10 +346,10 @@ class WriteTimer:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    """Check that a folder does not exist, or holds nothing but states.
+    """Check that a folder does not exist, or only contains states.
 
     Raises:
-        ValueError: It holds something else; names the first such file.
+        ValueError: It contains another file; the message names the first one.
     """
     if not folder.exists():
         return
@@ -361,7 +361,7 @@ def _refuse_foreign_files(folder: Path) -> None:
                 f"{folder} holds {file.name}, which is no state of an evaluation, and would not be safe there. Name a new "
                 "folder, or an empty one."
             )
-        with suppress(FileNotFoundError):  # another process has just given it its name
+        with suppress(FileNotFoundError):  # another process has just renamed it
             if not _has_mark(file):
                 raise _damaged(file)
 
@@ -370,7 +370,7 @@ def _has_mark(file: Path) -> bool:
     """Return whether a file begins as a state does. An empty one does: a process was about to write it.
 
     Raises:
-        FileNotFoundError: Another process has given it another name meanwhile.
+        FileNotFoundError: Another process has renamed it meanwhile.
     """
     if not stat.S_ISREG(file.stat().st_mode):
         return False
@@ -386,7 +386,7 @@ def _damaged(file: Path) -> ValueError:
 
 
 def _read_description(file: Path) -> dict[str, Any]:
-    """Return of which evaluation the states of a process are.
+    """Return the description of the evaluation of a process's states.
 
     Raises:
         ValueError: The file was damaged.
@@ -407,14 +407,11 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[BinaryIO], Any], older_path: Path | None = None) -> None:
-    """Write a file on the disk. A kill leaves the older file or the whole new one, perhaps the older one under `older_path`.
+    """Write a file. A kill leaves the older file or the whole new file.
 
-    Args:
-        path: The file.
-        write: Writes its content.
-        older_path: Name that the older file is given; by default it is replaced.
+    The older file is moved to `older_path` if that is given, and replaced otherwise.
     """
-    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second evaluation may write the same one
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second evaluation may write the same file
     try:
         with new.open("xb") as file:
             write(file)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fewshot_callbacks.system.terminal import printable
 
-# Names that macOS, Windows, NAS boxes, file systems and interpreters put beside the files of their users; in lower case.
+# Names of files that macOS, Windows, NAS boxes, file systems and interpreters add to users' folders; in lower case.
 _MADE_BY_SYSTEMS = frozenset(
     {
         *("__macosx", "icon\r"),

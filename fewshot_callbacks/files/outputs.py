@@ -1,4 +1,4 @@
-"""Reports and pictures that this package writes, and how they are told from other files.
+"""Reports and pictures that this package writes, and how they are distinguished from other files.
 
 Files without the mark are replaced only where the user names them. docs/files.md lists what is written where.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from fewshot_callbacks.errors import InputError
 
-# Stands as `Software` in the pictures, and begins `generator` in the reports.
+# The value of `Software` in the pictures, and the beginning of `generator` in the reports.
 WRITER = "fewshot_callbacks"
-# Bytes that are searched: the marks stand in the first lines of a page, and before the pixels of a picture.
+# Bytes that are searched: the marks are in the first lines of a page, and before the pixels of a picture.
 SEARCHED_BYTES = 4096
 _REPORT_MARK = f'<meta name="generator" content="{WRITER} '.encode()
 _PICTURE_MARK = f"tEXtSoftware\0{WRITER}".encode()
@@ -37,7 +37,7 @@ def is_picture_content(beginning: bytes) -> bool:
 
 
 def free_path(path: Path, is_replaceable: Callable[[Path], bool]) -> Path:
-    """Return the first of `name`, `name-2`, `name-3`, ... that is no file, or one that may be replaced.
+    """Return the first of `name`, `name-2`, `name-3`, ... that is not a file, or may be replaced.
 
     Args:
         path: The first of these names.
@@ -54,10 +54,10 @@ def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> No
     Args:
         output: Where a command writes.
         option: The option that names it.
-        inputs: The files that the command reads; None for those that it was not given.
+        inputs: The files that the command reads; None for a file that was not given.
 
     Raises:
-        ValueError: The output is one of them.
+        ValueError: The output is one of the inputs.
     """
     if not output.exists():
         return
@@ -108,7 +108,7 @@ def target_of(path: Path) -> Path:
 
 
 def _beginning(path: Path) -> bytes:
-    """Return the first bytes of a regular file; b"" if it is none, or cannot be read."""
+    """Return the first bytes of a regular file; b"" if it is not a regular file, or cannot be read."""
     # Reading a pipe would wait for a writer.
     if not path.is_file():
         return b""

@@ -26,11 +26,10 @@ from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import print_notes
 
 CACHE_VARIABLE = "FEWSHOT_CALLBACKS_CACHE"
-# Entries by which the stores name the content of a file, and otherwise the time of its last change. Entries of a listing and
-# those of a single file differ in the rest.
+# Entries by which the stores identify the content of a file. Other entries differ between a listing and a single file.
 _CONTENT_ENTRIES = ("ETag", "etag", "md5Hash", "Content-MD5", "content_md5", "Digest", "blob_id", "generation")
 _TIME_ENTRIES = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created", "modify")
-# Bytes from which a note says what is fetched, and where it goes: seconds on most networks.
+# Bytes from which a note reports what is fetched, and where to: seconds on most networks.
 _NOTICE_BYTES = 2**26
 # Seconds before a bar appears on a terminal.
 _BAR_AFTER = 1.0
@@ -72,7 +71,7 @@ class RemoteListing(NamedTuple):
 
 
 def list_remote(address: str) -> RemoteListing:
-    """Return the files at an address: one file, those of a folder, or those that a pattern matches.
+    """Return the files at an address: one file, the files of a folder, or all files that a pattern matches.
 
     Raises:
         ValueError: There are none, or the store cannot be reached.
@@ -83,7 +82,7 @@ def list_remote(address: str) -> RemoteListing:
     is_pattern = _has_wildcards(path, address)
     try:
         with naming_address(address):
-            # Listings are remembered, and a file may have changed since the last one.
+            # Listings are cached, and a file may have changed since the last listing.
             files.invalidate_cache()
             # A file that exists may have brackets in its name.
             if is_pattern and "[" in path:
@@ -103,7 +102,7 @@ def list_remote(address: str) -> RemoteListing:
 def local_copies(files: Sequence[RemoteFile]) -> list[Path]:
     """Return the paths of copies of remote files, in their order. What this machine has no copy of is fetched.
 
-    Their folder is that of `FEWSHOT_CALLBACKS_CACHE`, or else the cache folder of the user. A copy has the name of its file;
+    Their folder is `FEWSHOT_CALLBACKS_CACHE`, or else the cache folder of the user. A copy has the name of its file;
     the folders above it name the store and the version of the file, so that a file that changed is fetched again. Several
     processes may ask for the same files at once: one of them fetches a file, and the others wait. An interrupted process
     leaves no incomplete file under that name.
@@ -125,7 +124,7 @@ def local_copies(files: Sequence[RemoteFile]) -> list[Path]:
 
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
-    """Return a path as it is; of an address that of a copy of its file.
+    """Return a path as it is, and for an address the path of a copy of its file.
 
     Raises:
         ValueError: The address names no single file; and as `list_remote` and `local_copies` do.
@@ -173,7 +172,7 @@ def _match(files: Any, pattern: str) -> Mapping[str, Mapping[str, Any]]:
     """
     entries: Mapping[str, Mapping[str, Any]] = files.glob(pattern, detail=True)
     if not entries:
-        # `glob` is silent about folders that do not exist and about those that may not be listed. `ls` says why.
+        # `glob` is silent about folders that do not exist or may not be listed. `ls` raises the reason.
         components = pattern.split("/")
         first_wildcard = next(number for number, component in enumerate(components) if glob.has_magic(component))
         fixed_part = "/".join(components[:first_wildcard])
@@ -183,7 +182,7 @@ def _match(files: Any, pattern: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _file_or_folder(files: Any, path: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the entry of a file, or those of the files in a folder, by their paths."""
+    """Return the entry of a file, or the entries of the files in a folder, by their paths."""
     entry = files.info(path)
     if entry["type"] != "directory":
         return {path: entry}
@@ -191,12 +190,9 @@ def _file_or_folder(files: Any, path: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _remote_file(files: Any, entry: Mapping[str, Any], address: str) -> RemoteFile:
-    """Return a file by its entry in a listing, which is looked up where the listing does not tell versions apart.
+    """Return a file by its entry in a listing. If the listing does not distinguish versions, the entry is looked up.
 
-    Args:
-        files: The file system.
-        entry: The entry of the file.
-        address: The address that led to the file. It may be a pattern.
+    The address that led to the file may be a pattern.
     """
     path = entry["name"]
     known = _known_entries(entry)
@@ -209,9 +205,9 @@ def _remote_file(files: Any, entry: Mapping[str, Any], address: str) -> RemoteFi
 
 
 def _known_entries(entry: Mapping[str, Any]) -> list[str]:
-    """Return what an entry says of the content of a file and of its times, the best first."""
+    """Return the values of an entry that identify the content of a file, and its times, the best first."""
     values = [entry[name] for name in (*_CONTENT_ENTRIES, *_TIME_ENTRIES) if entry.get(name)]
-    # A listing and a single file may say the same time in two forms.
+    # A listing and a single file may give the same time in two forms.
     return [str(value.timestamp() if isinstance(value, datetime) else value) for value in values]
 
 
@@ -227,7 +223,7 @@ def _address_of(files: Any, path: str, address: str) -> str:
 
 
 def _components(address: str) -> list[str]:
-    """Return the parts of an address that name folders and the file, without a password and without a query."""
+    """Return the folders and the file of an address, without a password and without a query."""
     protocol, _, path = address.partition("::")[0].partition("://")
     if protocol in ("http", "https"):
         path = re.split(r"[?#]", path)[0]
@@ -244,7 +240,7 @@ def _place_of(file: RemoteFile) -> Path:
 
 
 def _disk_name(component: str) -> str:
-    """Return a component of an address as a name that every disk allows. The fingerprint tells alike names apart."""
+    """Return a component of an address as a name that every disk allows. The fingerprint distinguishes similar names."""
     plain = re.sub(r"[^\w .+=@-]", "_", component)[-_LONGEST_COMPONENT:]
     return plain if plain.strip(".") else "_"
 
@@ -282,7 +278,7 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
             f"files in {cache_folder()} cannot be locked, and two processes could write the same. Name a folder on another "
             f"disk in {CACHE_VARIABLE}."
         ) from error
-    # One process at a time writes a file of this name. What a killed process has left is written anew.
+    # One process at a time writes a file of this name. A remainder of a killed process is overwritten.
     incomplete = copy.with_name(f"{copy.name}.part")
     try:
         if copy.exists():
@@ -302,7 +298,7 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
 
 @contextmanager
 def _progress(files: Sequence[RemoteFile], total_bytes: int) -> Iterator[Callback]:
-    """Say what is fetched if it may take long; on a terminal a bar shows the bytes."""
+    """Report what is fetched if it may take long; on a terminal a bar shows the bytes."""
     is_first_process = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
     if total_bytes >= _NOTICE_BYTES and is_first_process:
         verb = "is" if len(files) == 1 else "are"

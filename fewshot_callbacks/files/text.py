@@ -45,7 +45,7 @@ def read_lines(file: Path) -> list[Line]:
     that holds one of the other eight separators of Unicode.
 
     Raises:
-        ValueError: If the file is no text in UTF-8; names the file.
+        ValueError: If the file is not text in UTF-8; the message names it.
     """
     try:
         text = file.read_bytes().decode("utf-8-sig")

@@ -28,7 +28,9 @@ def equal_with_nan(result: type[Result]) -> type[Result]:
         >>> Recall(1.0, (float("nan"), float("nan"))) == Recall(1.0, (float("nan"), float("nan")))
         True
     """
-    result.__eq__ = _equals  # type: ignore[method-assign]  # in place of the method of the dataclass
+    # `dataclass` has just made a method of this name. A base class would need `eq=False` at each dataclass, and one that
+    # forgets it would compare NaN silently.
+    result.__eq__ = _equals  # type: ignore[method-assign]
     result.__hash__ = _hash_of  # type: ignore[method-assign]
     return result
 

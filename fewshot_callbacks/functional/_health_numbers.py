@@ -192,7 +192,7 @@ def numbers_from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: 
 
 
 def _sampled(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> Float[Tensor, "sampled dim"]:
-    """Return the rows of this process in a random sample of all items, or all rows of a small set. Collective.
+    """Return the rows of this process in a random sample of all items, or all rows of a small set. *Collective*.
 
     The sample does not depend on the order of the items: it is drawn from an order that the bits of the rows decide.
     """
@@ -260,7 +260,7 @@ def numbers_from_neighbours(items: Items, processes: Processes, k: int) -> Repor
 
 
 def _rows_of_all(items: Items, processes: Processes) -> Float[Tensor, "all_items dim"]:
-    """Return the rows of all processes, in the order of their places. Collective."""
+    """Return the rows of all processes, in the order of their places. *Collective*."""
     by_rank = processes.gather((as_one_tensor(items.rows), items.places))
     rows_of_all = torch.cat([rows for rows, _ in by_rank]) + 0.0  # so that -0.0 equals 0.0 bit for bit
     return rows_of_all[torch.cat([places for _, places in by_rank]).argsort()]
@@ -278,7 +278,7 @@ class _NeighbourCounts(NamedTuple):
 
 
 def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k: int) -> _NeighbourCounts:
-    """Return how often each item is a neighbour. Each process searches for its share of the distinct rows. Collective."""
+    """Return how often each item is a neighbour. Each process searches for its share of the distinct rows. *Collective*."""
     number = len(rows)
     items = Items(rows, torch.arange(number), number, {"labels": torch.zeros(number, dtype=torch.int64)})
     sets = ItemSets(items, items, torch.arange(number), "euclidean", ALONE, memory_bytes(CALL, None))

@@ -366,13 +366,19 @@ def _are_objects(forms: Iterable[Mapping[str, str]]) -> bool:
 
 
 def _integers_in(labels: Labels) -> Int[Tensor, "items"]:
-    """Return labels that are integers, or of no item; for targets integers that are equal where the targets are."""
+    """Return labels that are integers, or of no item; of targets their hashes."""
     if labels.are_targets:
         assert isinstance(labels.values, Tensor)
-        bits = labels.values.cpu().reshape(len(labels), -1).view(torch.int64)
-        # Sums of 64-bit integers wrap; with odd factors, equal targets in another order are other sums.
-        return (bits * (2 * torch.arange(bits.shape[1]) + 1)).sum(dim=1)
+        return _hashes_of_targets(labels.values)
     return labels.values if isinstance(labels.values, Tensor) else torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+def _hashes_of_targets(targets: Tensor) -> Int[Tensor, "items"]:
+    """Return a hash of the values of each item: a sum of their bits times random odd numbers, modulo 2**64."""
+    bits = targets.cpu().reshape(len(targets), -1).view(torch.int64)
+    factors = torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
+    # The upper half is mixed into the lower, since small floats end in zeros.
+    return ((bits ^ (bits >> 29)) * factors).sum(dim=1)
 
 
 def _distinct_objects(labels: Iterable[Labels]) -> list[Any]:

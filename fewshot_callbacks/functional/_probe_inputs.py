@@ -1,4 +1,4 @@
-"""The labels of `linear_probe`: classes, or the targets of a regression."""
+"""The inputs of `linear_probe`: classes or the targets of a regression, whole groups, and notes on ids and groups."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import as_tensor, refuse_masked
+from fewshot_callbacks.functional._ridge import bring_groups_together
+from fewshot_callbacks.functional.items import ItemSets
+from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
 from fewshot_callbacks.system.words import verb
 
 CALL = "linear_probe"
@@ -101,3 +104,45 @@ def _targets_of(value: Any, name: str) -> Float[Tensor, "items targets"] | None:
             f"the first at index {int(is_bad.nonzero()[0])}. Drop these items from all arguments."
         )
     return targets
+
+
+def whole_groups(sets: ItemSets, labels: Tensor) -> tuple[Tensor | StoredRows, Tensor, Int[Tensor, "items"] | None]:
+    """Return rows, classes or targets, and groups of gallery items; if there are groups, whole groups. *Collective*."""
+    rows = sets.gallery.rows
+    if "groups" not in sets.gallery.columns:
+        return rows, labels, None
+    groups = sets.gallery.of_rows("groups")
+    columns = [as_one_tensor(rows), labels]
+    (whole_rows, whole_labels), groups = bring_groups_together(columns, groups, sets.processes)
+    return whole_rows, whole_labels, groups
+
+
+def notes_on_items(sets: ItemSets) -> list[str]:
+    """Return notes on ids and groups, and on those that both sets have.
+
+    Raises:
+        ValueError: If the gallery has a single group.
+    """
+    notes = [*sets.notes_on_ids]
+    if len(sets.gallery.columns.get("groups", torch.arange(2)).unique()) < 2:
+        raise InputError(
+            f"{CALL}: all gallery items are of one group, and a fit without it has no items. Pass gallery_groups of "
+            "several groups, or none to leave out single items."
+        )
+    for of_queries, of_gallery in sets.exclusions("ids"):
+        shared = int(np.isin(of_queries, of_gallery).sum())
+        if shared:
+            notes.append(
+                f"{shared:,} of {len(of_queries):,} queries have the id of a gallery item: the probe was fitted on them. "
+                "Leave them out of the gallery to measure on new items, or give different items different ids."
+            )
+    for of_queries, of_gallery in sets.exclusions("groups"):
+        distinct = np.unique(of_queries)
+        shared = int(np.isin(distinct, of_gallery).sum())
+        if shared:
+            notes.append(
+                f"{shared:,} of {len(distinct):,} groups of the queries are in the gallery, too: the probe was fitted on "
+                "items that resemble these queries. Divide the data by groups to measure on new ones, or give different "
+                "groups different names."
+            )
+    return notes

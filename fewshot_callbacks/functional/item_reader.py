@@ -71,7 +71,6 @@ class Takes(NamedTuple):
         return "embeddings" if name == "queries" else name.removeprefix("query_")
 
 
-# Function -> the arguments that it takes.
 TAKES = {
     "embedding_health": Takes(labels=False, notes=False, one_set=True, excludes=False),
     "evaluate_identification": Takes(),
@@ -373,13 +372,7 @@ class _Reader:
         return resident
 
     def _checked(self, name: str, rows: Tensor | StoredRows, code: str) -> Tensor | StoredRows:
-        """Return codes of -1 and +1, or vectors that can be compared; half precision becomes float32 in memory.
-
-        Args:
-            name: See `read`.
-            rows: The rows of this process.
-            code: What the caller writes for a tensor of them.
-        """
+        """Return codes of -1 and +1, or vectors that can be compared; half precision becomes float32 in memory."""
         if self.as_codes:
             assert isinstance(rows, Tensor)
             return signs(rows, name, self.call, code)

@@ -2,74 +2,67 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._notes import ReportFields, notes_on_largest_class
+from fewshot_callbacks.functional._probe_classification import LEAVE_GROUP_OUT, LEAVE_ONE_OUT, Classification
 from fewshot_callbacks.functional._probe_inputs import CALL, read_targets
+from fewshot_callbacks.functional._probe_regression import R2_LEAVE_GROUP_OUT, R2_LEAVE_ONE_OUT, Regression
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._repeated import hashes_of
-from fewshot_callbacks.functional._ridge import (
-    ClassTargets,
-    LeaveGroupOut,
-    LeaveOneOut,
-    NumberTargets,
-    Ridge,
-    Selection,
-    TrainingItems,
-    blocks_of,
-    bring_groups_together,
-    fit_ridge,
-    summed,
-)
+from fewshot_callbacks.functional._ridge import LeaveGroupOut, LeaveOneOut, Ridge, fit_ridge, summed
 from fewshot_callbacks.functional.item_reader import read_items
-from fewshot_callbacks.functional.items import EVERYTHING, Items, ItemSets, Share
-from fewshot_callbacks.functional.means import exact_mean
+from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.neighbours import positive_number
 from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
-from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, normal_quantile
+from fewshot_callbacks.functional.statistics import Interval, normal_quantile
 from fewshot_callbacks.settings import Metric
-from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
-from fewshot_callbacks.system.words import counted, none_has, verb
+from fewshot_callbacks.system.words import counted
 
 # Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.
 DEFAULT_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 3))
 # Weaker ones are lost in the rounding of the eigenvalues, and stronger ones leave no prediction but the mean.
 WEAKEST, STRONGEST = 1e-9, 1e9
-# Suffix of a metric, and among how many classes with the highest scores the right one has to be.
-PLACES = {"": 1, "_top5": 5}
-# Scores that differ by less are equal. Targets are 1 and -1, and rounding is far below it.
-SAME_SCORE = 1e-9
 # Mean squared errors that differ by less than this share are equal.
 SAME_ERROR = 1e-12
 # A note says that an end of the strengths is the best if its error is lower than that of its neighbour by this share. On a
 # plateau of equal errors a strength beyond the end is no better.
 NOTED_GAIN = 1e-3
 
-_ONE = "probe_leave_one_out"
-_GROUP = "probe_leave_group_out"
-_R2_ONE = "probe_r2_leave_one_out"
-_R2_GROUP = "probe_r2_leave_group_out"
 PROBE_METRICS = (
     Metric("probe", "pairs", None, "Queries whose class a linear classifier on the gallery scores highest."),
     Metric("probe_top5", "pairs", None, "Queries whose class is among the five that it scores highest."),
-    Metric(_ONE, "pairs", None, "Gallery items whose class is scored highest by a classifier fitted without the item."),
-    Metric(_GROUP, "pairs", None, "Gallery items whose class is scored highest by a classifier without their group."),
+    Metric(
+        LEAVE_ONE_OUT,
+        "pairs",
+        None,
+        "Gallery items whose class is scored highest by a classifier fitted without the item.",
+    ),
+    Metric(
+        LEAVE_GROUP_OUT,
+        "pairs",
+        None,
+        "Gallery items whose class is scored highest by a classifier without their group.",
+    ),
     Metric("probe_r2", "pairs", None, "Share of the variance of the targets that a linear regression explains.", None),
     Metric("probe_spearman", "pairs", None, "Rank correlation of targets and predictions.", (-1.0, 1.0)),
-    Metric(_R2_ONE, "pairs", None, "probe_r2 of the gallery, each item predicted by a fit without it.", None),
-    Metric(_R2_GROUP, "pairs", None, "probe_r2 of the gallery, each item predicted by a fit without its group.", None),
+    Metric(R2_LEAVE_ONE_OUT, "pairs", None, "probe_r2 of the gallery, each item predicted by a fit without it.", None),
+    Metric(
+        R2_LEAVE_GROUP_OUT,
+        "pairs",
+        None,
+        "probe_r2 of the gallery, each item predicted by a fit without its group.",
+        None,
+    ),
 )
 """What `linear_probe` reports."""
 
@@ -238,9 +231,9 @@ def linear_probe(
         columns |= {"query_groups": query_groups, "gallery_groups": gallery_groups}
         sets = read_items(CALL, queries, gallery, columns, share=share, memory=memory)
         if targets is None:
-            probe: _Classification | _Regression = _Classification.of(sets, confidence)
+            probe: Classification | Regression = Classification.of(sets, confidence)
         else:
-            probe = _Regression.of(sets, targets)
+            probe = Regression.of(sets, targets)
         return _report(probe, strengths, confidence, processes)
 
 
@@ -256,372 +249,11 @@ def _checked_strengths(strengths: Any) -> list[float]:
     return list(dict.fromkeys(numbers))
 
 
-# ------------------------------------------------------------------------------------------------------- classification
-
-
-class _GalleryAccuracy(NamedTuple):
-    """Accuracy of left-out gallery items."""
-
-    value: float
-    interval: Interval
-    not_counted: int
-    """items whose class does not remain in the gallery"""
-    note: str | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Classification:
-    """Queries and gallery of this process, with classes that are numbered from 0 on."""
-
-    queries: Items
-    classes_of_queries: Int[Tensor, "queries"]
-    """of all processes; -1 for a class that the gallery does not have"""
-    items: TrainingItems
-    """gallery items; with groups, whole groups"""
-    item_classes: Int[Tensor, "items"]
-    groups: Int[Tensor, "items"] | None
-    classes: int
-    confidence: float
-    notes: list[str]
-
-    @classmethod
-    def of(cls, sets: ItemSets, confidence: float) -> _Classification:
-        """Return the sets of a classification. *Collective*.
-
-        Raises:
-            ValueError: If the gallery has a single class, or no query has one of its classes; in every process.
-        """
-        queries, gallery = sets.queries, sets.gallery
-        present = gallery.labels.unique()
-        if len(present) < 2:
-            label = present[0].item() if sets.label_names is None else sets.label_names[int(present[0])]
-            raise InputError(
-                f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, and a classifier needs two "
-                "classes. Pass a gallery of several classes."
-            )
-        query_classes = _index_in(present, queries.labels)
-        if not bool((query_classes >= 0).any()):
-            raise InputError(
-                f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction "
-                "can be right. Pass a gallery with labels of the queries, or query_labels of the same kind."
-            )
-        notes = [*_notes_on_items(sets), *_note_on_copies(sets)]
-        classes = _index_in(present, gallery.of_rows("labels"))
-        rows, classes, groups = _whole_groups(sets, classes)
-        items = TrainingItems(rows, ClassTargets(classes, len(present)))
-        return cls(queries, query_classes, items, classes, groups, len(present), confidence, notes)
-
-    def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
-        """Return the accuracy of queries and of left-out gallery items at a penalty. *Collective*."""
-        fields, notes = self._accuracy_of_queries(ridge, penalty, processes)
-        one_out = LeaveOneOut(ridge, self.items).predictions(penalty)
-        of_gallery = {_ONE: self._accuracy_of_gallery(_ONE, one_out, None, processes)}
-        if self.groups is not None:
-            group_out = LeaveGroupOut(ridge, self.items, self.groups).predictions(penalty)
-            of_gallery[_GROUP] = self._accuracy_of_gallery(_GROUP, group_out, self.groups, processes)
-        fields["values"] |= {key: accuracy.value for key, accuracy in of_gallery.items()}
-        fields["intervals"] |= {key: accuracy.interval for key, accuracy in of_gallery.items()}
-        fields["gallery_not_counted"] = max(accuracy.not_counted for accuracy in of_gallery.values())
-        notes += [accuracy.note for accuracy in of_gallery.values() if accuracy.note is not None]
-        return ReportFields(fields, notes)
-
-    def _accuracy_of_queries(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
-        """Return the accuracy of the queries whose class the gallery has. *Collective*."""
-        queries = self.queries
-        width = max(queries.rows.shape[1], self.classes)
-        blocks = blocks_of(len(queries.rows), width)
-        predictions = ((block, ridge.predictions(queries.rows[block], penalty)) for block in blocks)
-        hits = _hits(predictions, self.classes_of_queries[queries.places].clamp(min=0))
-        if self.classes <= PLACES["_top5"]:
-            del hits["_top5"]
-        is_known = self.classes_of_queries >= 0
-        units = queries.columns.get("groups", queries.labels)  # whatever is independent of others
-        values = {
-            f"probe{suffix}": queries.of_all(processes, of_process).masked_fill(~is_known, math.nan)
-            for suffix, of_process in hits.items()
-        }
-        intervals = {key: clustered_mean_interval(of_all, units, self.confidence) for key, of_all in values.items()}
-        known = int(is_known.sum())
-        without_match = len(is_known) - known
-        notes = [*self.notes]
-        means = {key: exact_mean(of_all[is_known]) for key, of_all in values.items()}
-        notes += notes_on_largest_class({"probe": means["probe"]}, self.classes_of_queries[is_known])
-        if without_match:
-            notes.append(
-                f"{without_match:,} of {len(is_known):,} queries are left out: no gallery item has their label."
-            )
-        if math.isnan(intervals["probe"].low):
-            kind = "group" if "groups" in queries.columns else "class"
-            notes.append(
-                f"The interval of probe is NaN: the {counted(known, 'query')} {verb(known, 'is', 'are')} of one {kind}, and "
-                "it needs two."
-            )
-        fields = {
-            "values": means,
-            "intervals": intervals,
-            "queries": known,
-            "queries_without_match": without_match,
-            "classes": self.classes,
-            "per_target": {},
-            "per_query": values,
-        }
-        return ReportFields(fields, notes)
-
-    def _accuracy_of_gallery(
-        self,
-        key: str,
-        predictions: Iterable[tuple[Selection, Float[Tensor, "chosen classes"]]],
-        groups: Int[Tensor, "items"] | None,
-        processes: Processes,
-    ) -> _GalleryAccuracy:
-        """Return the accuracy of left-out gallery items, over those whose class remains. *Collective*.
-
-        Args:
-            key: Name of the metric, for the note.
-            predictions: Items of this process, and their predictions by fits without them.
-            groups: The groups that are left out; None for single items.
-            processes: All that hold items.
-        """
-        hits_of_process = _hits(predictions, self.item_classes)[""]
-        units_of_process = self.item_classes if groups is None else groups
-        parts = processes.gather((hits_of_process, units_of_process, self._class_remains(groups, processes)))
-        hits, units, remains = (torch.cat(part) for part in zip(*parts, strict=True))
-        not_counted = int((~remains).sum())
-        note = None
-        if not_counted:
-            others = "no other item" if groups is None else "no item of another group"
-            note = f"{not_counted:,} of {len(hits):,} gallery items are not counted in {key}: {others} has their label."
-        if not_counted == len(hits):
-            note = f"{key} is NaN. {note}"
-        interval = clustered_mean_interval(hits[remains], units[remains], self.confidence)
-        return _GalleryAccuracy(exact_mean(hits[remains]), interval, not_counted, note)
-
-    def _class_remains(self, groups: Int[Tensor, "items"] | None, processes: Processes) -> Bool[Tensor, "items"]:
-        """Return whether the class of each item remains in the gallery without the item, or its group. *Collective*."""
-        sizes_of_process = torch.bincount(self.item_classes, minlength=self.classes)
-        sizes = torch.from_numpy(processes.summed(sizes_of_process.numpy()))
-        together = torch.ones_like(self.item_classes)  # items of a class that are left out with an item of it
-        if groups is not None:
-            pairs = groups.unique(return_inverse=True)[1] * self.classes + self.item_classes
-            _, number, size_of_pair = pairs.unique(return_inverse=True, return_counts=True)
-            together = size_of_pair[number]
-        remains: Tensor = sizes[self.item_classes] > together
-        return remains
-
-
-def _index_in(present: Int[Tensor, "classes"], codes: Int[Tensor, "items"]) -> Int[Tensor, "items"]:
-    """Return the index of each code among ascending ones; -1 for a code that is not among them."""
-    index = torch.searchsorted(present, codes).clamp(max=len(present) - 1)
-    return torch.where(present[index] == codes, index, -1)
-
-
-def _whole_groups(sets: ItemSets, labels: Tensor) -> tuple[Tensor | StoredRows, Tensor, Int[Tensor, "items"] | None]:
-    """Return rows, labels and groups of gallery items; if there are groups, whole groups. *Collective*.
-
-    Args:
-        sets: Queries and gallery.
-        labels: Class or targets of each gallery item of this process.
-    """
-    rows = sets.gallery.rows
-    if "groups" not in sets.gallery.columns:
-        return rows, labels, None
-    groups = sets.gallery.of_rows("groups")
-    columns = [as_one_tensor(rows), labels]
-    (whole_rows, whole_labels), groups = bring_groups_together(columns, groups, sets.processes)
-    return whole_rows, whole_labels, groups
-
-
-def _notes_on_items(sets: ItemSets) -> list[str]:
-    """Return notes on ids and groups, and on those that both sets have.
-
-    Raises:
-        ValueError: If the gallery has a single group.
-    """
-    notes = [*sets.notes_on_ids]
-    if len(sets.gallery.columns.get("groups", torch.arange(2)).unique()) < 2:
-        raise InputError(
-            f"{CALL}: all gallery items are of one group, and a fit without it has no items. Pass gallery_groups of "
-            "several groups, or none to leave out single items."
-        )
-    for of_queries, of_gallery in sets.exclusions("ids"):
-        shared = int(np.isin(of_queries, of_gallery).sum())
-        if shared:
-            notes.append(
-                f"{shared:,} of {len(of_queries):,} queries have the id of a gallery item: the probe was fitted on them. "
-                "Leave them out of the gallery to measure on new items, or give different items different ids."
-            )
-    for of_queries, of_gallery in sets.exclusions("groups"):
-        distinct = np.unique(of_queries)
-        shared = int(np.isin(distinct, of_gallery).sum())
-        if shared:
-            notes.append(
-                f"{shared:,} of {len(distinct):,} groups of the queries are in the gallery, too: the probe was fitted on "
-                "items that resemble these queries. Divide the data by groups to measure on new ones, or give different "
-                "groups different names."
-            )
-    return notes
-
-
-def _note_on_copies(sets: ItemSets) -> list[str]:
-    """Return a note on queries that are gallery items, if there are many. *Collective*."""
-    queries, gallery = (items.without("ids", "groups") for items in (sets.queries, sets.gallery))
-    copies = replace(sets, queries=queries, gallery=gallery).hashed().copies()
-    if not copies.is_noted:
-        return []
-    cure = "leave out the queries from the gallery"
-    return [copies.note("The probe was fitted on them with the right label", cure)]
-
-
-def _hits(
-    predictions: Iterable[tuple[Selection, Float[Tensor, "chosen classes"]]], classes: Int[Tensor, "items"]
-) -> dict[str, Float[Tensor, "items"]]:
-    """Return the share of the orders of ties in which the class of each item is among the first, by suffix of the metric."""
-    hits = {suffix: torch.zeros(len(classes), dtype=torch.float64) for suffix in PLACES}
-    for items, scores in predictions:
-        score = scores.gather(1, classes[items][:, None])
-        higher = (scores > score + SAME_SCORE).sum(dim=1)
-        equal = ((scores - score).abs() <= SAME_SCORE).sum(dim=1)
-        for suffix, places in PLACES.items():
-            hits[suffix][items] = ((places - higher).double() / equal).clamp(0, 1)
-    return hits
-
-
-# ----------------------------------------------------------------------------------------------------------- regression
-
-
-@dataclass(frozen=True, eq=False)
-class _Regression:
-    """Queries and gallery of this process, with targets."""
-
-    queries: Items
-    query_targets: Float[Tensor, "queries targets"]
-    items: TrainingItems
-    """gallery items; with groups, whole groups"""
-    groups: Int[Tensor, "items"] | None
-    notes: list[str]
-
-    @classmethod
-    def of(cls, sets: ItemSets, targets: Mapping[str, Float[Tensor, "rows targets"]]) -> _Regression:
-        """Return the sets of a regression, given the targets of all rows of this process. *Collective*.
-
-        Raises:
-            ValueError: If the gallery has a single item.
-        """
-        queries, gallery = sets.queries, sets.gallery
-        if gallery.length < 2:
-            raise InputError(
-                f"{CALL}: the gallery has a single item, and a regression needs two. Pass a larger gallery."
-            )
-        query_targets = targets["query_labels"][queries.of_rows("rows")]
-        gallery_targets = targets["gallery_labels"][gallery.of_rows("rows")]
-        notes = _notes_on_items(sets)
-        is_whole = torch.equal(gallery_targets, gallery_targets.round())
-        if gallery_targets.shape[1] == 1 and all(sets.processes.gather(is_whole)):
-            notes.append(
-                "The labels are floats, so that this is a regression, and all of the gallery are whole numbers. If they are "
-                "classes, pass integers: gallery_labels.long()."
-            )
-        rows, gallery_targets, groups = _whole_groups(sets, gallery_targets)
-        return cls(queries, query_targets, TrainingItems(rows, NumberTargets(gallery_targets)), groups, notes)
-
-    def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
-        """Return R2 and the rank correlation of queries, and R2 of left-out gallery items. *Collective*."""
-        rows = self.queries.rows
-        width = max(rows.shape[1], self.items.targets.columns)
-        blocks = [ridge.predictions(rows[block], penalty) for block in blocks_of(len(rows), width)]
-        predictions = torch.cat([self.query_targets[:0], *blocks])
-        all_targets = self.queries.of_all(processes, self.query_targets.T)
-        all_predictions = self.queries.of_all(processes, predictions.T)
-        pairs = list(zip(all_targets, all_predictions, strict=True))
-        per_target = {
-            "probe_r2": tuple(_r2(targets, predicted) for targets, predicted in pairs),
-            "probe_spearman": tuple(_rank_correlation(targets, predicted) for targets, predicted in pairs),
-            _R2_ONE: self._r2_of_gallery(LeaveOneOut(ridge, self.items), ridge, penalty, processes),
-        }
-        if self.groups is not None:
-            way = LeaveGroupOut(ridge, self.items, self.groups)
-            per_target[_R2_GROUP] = self._r2_of_gallery(way, ridge, penalty, processes)
-        fields = {
-            "values": {key: _mean_of_defined(values) for key, values in per_target.items()},
-            "intervals": {},
-            "queries": self.queries.length,
-            "queries_without_match": 0,
-            "gallery_not_counted": 0,
-            "classes": None,
-            "per_target": per_target,
-            "per_query": {},
-        }
-        return ReportFields(fields, [*self.notes, *_notes_on_undefined(per_target)])
-
-    def _r2_of_gallery(
-        self, way: LeaveOneOut | LeaveGroupOut, ridge: Ridge, penalty: float, processes: Processes
-    ) -> tuple[float, ...]:
-        """Return R2 of left-out gallery items for each target; NaN for one that is constant. *Collective*."""
-        everything = slice(None)
-        centred = self.items.targets.centred(everything, ridge.target_mean)
-        targets = centred + ridge.target_mean
-        squares = torch.zeros_like(ridge.target_mean)
-        for items, predictions in way.predictions(penalty):
-            squares += (targets[items] - predictions).square().sum(dim=0)
-        squares, total = summed([squares, centred.square().sum(dim=0)], processes)
-        lowest, highest = _range_over_processes(targets, processes)
-        r2 = (1 - squares / total).masked_fill(lowest == highest, math.nan)
-        return tuple(r2.tolist())
-
-
-def _range_over_processes(
-    targets: Float[Tensor, "items columns"], processes: Processes
-) -> tuple[Float[Tensor, "columns"], Float[Tensor, "columns"]]:
-    """Return the smallest and the largest number of each column over all processes. *Collective*."""
-    range_of_process = [targets.amin(dim=0), targets.amax(dim=0)] if len(targets) else None
-    ranges = [of_process for of_process in processes.gather(range_of_process) if of_process is not None]
-    lowest = torch.stack([low for low, _ in ranges]).amin(dim=0)
-    highest = torch.stack([high for _, high in ranges]).amax(dim=0)
-    return lowest, highest
-
-
-def _r2(targets: Float[Tensor, "queries"], predictions: Float[Tensor, "queries"]) -> float:
-    """Return 1 minus the squared error over that of the mean of the targets; NaN if these are constant."""
-    if targets.min() == targets.max():
-        return math.nan
-    return 1 - float((targets - predictions).square().sum() / (targets - targets.mean()).square().sum())
-
-
-def _rank_correlation(targets: Float[Tensor, "queries"], predictions: Float[Tensor, "queries"]) -> float:
-    """Return Spearman's correlation, in which equal numbers have their mean rank; NaN if one of both is constant."""
-    from scipy.stats import rankdata  # noqa: PLC0415 - a classification needs no SciPy here
-
-    ranks = [rankdata(numbers.numpy()) for numbers in (targets, predictions)]
-    first, second = (of_each - of_each.mean() for of_each in ranks)
-    scale = math.sqrt(float(first @ first) * float(second @ second))
-    return float(first @ second) / scale if scale else math.nan
-
-
-def _mean_of_defined(values: Sequence[float]) -> float:
-    """Return the mean of the numbers that are not NaN; NaN if there are none."""
-    defined = [value for value in values if not math.isnan(value)]
-    return math.fsum(defined) / len(defined) if defined else math.nan
-
-
-def _notes_on_undefined(per_target: dict[str, tuple[float, ...]]) -> list[str]:
-    """Return a note for each number of undefined targets, with the metrics that it is of."""
-    keys_of_count: dict[int, list[str]] = {}
-    for key, values in per_target.items():
-        keys_of_count.setdefault(sum(map(math.isnan, values)), []).append(key)
-    targets = len(next(iter(per_target.values())))
-    return [
-        f"{', '.join(keys)}: NaN for {count:,} of {targets:,} targets, for which targets or predictions are constant. "
-        + ("Pass targets that differ." if count == targets else "The value is the mean of the others.")
-        for count, keys in keys_of_count.items()
-        if count
-    ]
-
-
 # ------------------------------------------------------------------------------------------------------------ the report
 
 
 def _report(
-    probe: _Classification | _Regression, strengths: Sequence[float], confidence: float, processes: Processes
+    probe: Classification | Regression, strengths: Sequence[float], confidence: float, processes: Processes
 ) -> ProbeReport:
     """Fit the probe, choose the strength of its penalty, and return what it measures. *Collective*."""
     ridge = fit_ridge(probe.items, processes)

@@ -138,7 +138,7 @@ class MomentsOfClasses(NamedTuple):
 def moments_of_all(
     rows: Tensor, codes: Tensor | None, processes: Processes, *, normalize: bool
 ) -> tuple[Moments, MomentsOfClasses | None]:
-    """Return the moments of the items of all processes, and of each class if there are labels. Collective."""
+    """Return the moments of the items of all processes, and of each class if there are labels. *Collective*."""
     # Float64 is scaled, since its squares may overflow; a power of two costs no digit.
     largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
     largest_of_all = max(processes.gather(largest))

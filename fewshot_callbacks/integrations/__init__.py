@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchRetrievalMetrics", "ExactAccuracyCalculator", "ExactRetrievalEvaluator"]
 
-# Name -> the library, which the module of the name has the name of.
+# Name -> the library, which is also the name of its module.
 _LIBRARIES = {
     "BatchRetrievalMetrics": "transformers",
     "ExactAccuracyCalculator": "pytorch_metric_learning",

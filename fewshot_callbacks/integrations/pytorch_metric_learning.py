@@ -22,7 +22,7 @@ from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveErr
 from fewshot_callbacks.functional.retrieval.report import WITHOUT_MATCH
 
 _CALL = "ExactAccuracyCalculator"
-# Metric of theirs -> metric of this package without k, and with k.
+# Metric of the library -> metric of this package without k, and with k.
 _KEYS = {
     "precision_at_1": ("recall@1", "recall@1"),
     "r_precision": ("r_precision", "r_precision"),
@@ -30,7 +30,7 @@ _KEYS = {
     "mean_average_precision": ("mAP", "map@{k}_relevant"),
     "mean_reciprocal_rank": ("mrr", "mrr@{k}"),
 }
-# Metrics of theirs that do not depend on k here.
+# Metrics of the library that do not depend on k here.
 _WITHOUT_K = ("r_precision", "mean_average_precision_at_r")
 # Similarity of each index of faiss that compares all pairs.
 _INDICES = {"IndexFlatL2": "euclidean", "IndexFlatIP": "dot"}
@@ -40,14 +40,14 @@ class ExactAccuracyCalculator(AccuracyCalculator):
     """Takes the place of `AccuracyCalculator`: the same arguments and keys; exact values, in bounded memory.
 
     Items with equal distances count as the mean over their orders. Labels are compared as they are, not as float32.
-    `r_precision` and `mean_average_precision_at_r` do not depend on `k`; a warning says so if `k` is small. Notes
-    of the report, such as that on items that come twice, are warnings, each kind once. NMI, AMI and
+    `r_precision` and `mean_average_precision_at_r` do not depend on `k`; a warning reports it if `k` is small. Notes
+    of the report, such as a note on repeated items, become warnings, each kind once. NMI, AMI and
     metrics of a subclass are left to `AccuracyCalculator`.
 
     Args:
-        *args: Arguments of `AccuracyCalculator`, in its order. `knn_func` says the distance: None, or `FaissKNN` with an
-            `IndexFlatL2`, is Euclidean; one with an `IndexFlatIP` is the inner product; `CustomKNN` has its own. Faiss is
-            not needed. `label_comparison_fn` is called once for each different label of the queries.
+        *args: Arguments of `AccuracyCalculator`, in its order. `knn_func` decides the distance: None, or `FaissKNN`
+            with an `IndexFlatL2`, is Euclidean; one with an `IndexFlatIP` is the inner product; `CustomKNN` has its
+            own. Faiss is not needed. `label_comparison_fn` is called once for each different label of the queries.
         memory_mb: Bound on the memory used beyond the embeddings, in MB, see `RetrievalSettings`.
         **options: Arguments of `AccuracyCalculator`, by name.
 
@@ -64,7 +64,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
     def __init__(self, *args: Any, memory_mb: float | None = None, **options: Any) -> None:
         arguments = inspect.signature(AccuracyCalculator).bind(*args, **options).arguments
         if arguments.get("knn_func") is None:
-            # The default of theirs needs faiss.
+            # The default of the library needs faiss.
             arguments["knn_func"] = CustomKNN(LpDistance(normalize_embeddings=False))
         super().__init__(**arguments)
         self.similarity = _similarity_of(self.knn_func)
@@ -89,11 +89,11 @@ class ExactAccuracyCalculator(AccuracyCalculator):
             reference: (references, dim) embeddings to retrieve from; None are the queries, each without itself.
             reference_labels: Labels of the references.
             ref_includes_query: Whether the first references are the queries, so that each is found without itself.
-            include: Metrics to compute; by default those of the constructor.
+            include: Metrics to compute; by default the metrics of the constructor.
             exclude: Metrics to leave out.
 
         Returns:
-            Metric -> value. Queries without a relevant reference are left out; if there are no others, the value is NaN.
+            Metric -> value. Queries without a relevant reference are left out; if no query has one, the value is NaN.
 
         Raises:
             ValueError: If arguments are in the order of version 1, their lengths differ, or the references do not begin with
@@ -141,7 +141,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         except NothingToRetrieveError:
             LOGGER.warning("None of the query labels are in the reference set.")
             return dict.fromkeys(names, [math.nan] * len(classes.unique()) if self.return_per_class else math.nan)
-        # AccuracyCalculator leaves out queries without a match, too, and says nothing of them.
+        # AccuracyCalculator also leaves out queries without a match, silently.
         notes = [note for note in report.messages if WITHOUT_MATCH not in note]
         self._notes.tell(notes, LOGGER)
         if self.return_per_class:
@@ -151,11 +151,9 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         return {name: report[key] for name, key in keys.items()}
 
     def _keys(self, names: Sequence[str], most_relevant: int) -> dict[str, str]:
-        """Return metric of theirs -> metric of this package, and warn if `k` has no effect on one of them.
+        """Return metric of the library -> metric of this package, and warn if `k` has no effect on one of them.
 
-        Args:
-            names: Metrics of theirs.
-            most_relevant: The largest number of relevant references of a query.
+        `most_relevant` is the largest number of relevant references of a query.
         """
         if self.k is None:
             return {name: _KEYS[name][0] for name in names}

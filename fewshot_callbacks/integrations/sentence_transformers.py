@@ -18,7 +18,7 @@ from fewshot_callbacks.functional._reading import named
 
 try:
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-except ModuleNotFoundError:  # before version 5.4
+except ModuleNotFoundError:  # versions before 5.4
     from sentence_transformers.evaluation import InformationRetrievalEvaluator
 
 _CALL = "ExactRetrievalEvaluator"
@@ -30,7 +30,7 @@ _SIMILARITIES = {
     util.euclidean_sim: "euclidean",
 }
 
-# Class of models without one dense vector for each text -> what they give, and their evaluator in sentence-transformers.
+# Class of models without one dense vector for each text -> their output, and their evaluator in sentence-transformers.
 _OTHER_ENCODERS = {
     "SparseEncoder": ("sparse embeddings", "SparseInformationRetrievalEvaluator"),
     "MultiVectorEncoder": ("several vectors for each text", "MultiVectorInformationRetrievalEvaluator"),
@@ -52,7 +52,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         *args: Further arguments of `InformationRetrievalEvaluator`, in its order. `corpus_chunk_size` is the number of
             documents that are encoded before their embeddings go to the CPU.
         dims: Dimensions to which the embeddings of one encoding are truncated, each with values of its own: `dims=(256, 64)`
-            and `name="dim"` give keys such as `dim_64_cosine_ndcg@10`. The primary metric is that of the largest.
+            and `name="dim"` give keys such as `dim_64_cosine_ndcg@10`. The primary metric belongs to the largest.
         unknown: What to do with relevant documents that are not in the corpus: `error`, or `ignore`, which counts them as
             never found, as `InformationRetrievalEvaluator` does.
         memory_mb: Bound on the memory used beyond the embeddings, in MB, see `RetrievalSettings`.
@@ -92,7 +92,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         self.relevance = self._read_relevance(unknown)
         self._notes = NotesOnce(_CALL)
         self.settings: dict[str, Any] = {"memory_mb": memory_mb, "device": device}
-        # Dimension -> evaluator of the embeddings that are truncated to it.
+        # Dimension -> evaluator of embeddings truncated to it.
         self.evaluators: dict[int, ExactRetrievalEvaluator] = {}
         if dims is None:
             return
@@ -115,8 +115,8 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
             **options: `corpus_model` or `corpus_embeddings`, as `InformationRetrievalEvaluator` takes them.
 
         Raises:
-            ValueError: If a score function is not known, one of `dims` exceeds the dimension of the embeddings, or the model
-                gives no dense vector for each text, as a `SparseEncoder`.
+            ValueError: If a score function is unknown, one of `dims` exceeds the dimension of the embeddings, or the
+                model gives no dense vector for each text, as a `SparseEncoder`.
         """
         _refuse_other_encoders(model, options.get("corpus_model"))
         if not self.evaluators:
@@ -147,7 +147,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
     def _embed(
         self, model: Any, corpus_model: Any = None, corpus_embeddings: Any = None, query_embeddings: Any = None
     ) -> tuple[Any, Any]:
-        """Return the embeddings of queries and corpus: those that are passed, or new ones."""
+        """Return the embeddings of queries and corpus: the passed embeddings, or new ones."""
         if query_embeddings is None:
             prompts = {"prompt_name": self.query_prompt_name, "prompt": self.query_prompt}
             query_embeddings = self._encode(model, self.queries, "query", prompts)
@@ -164,7 +164,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
 
     def _evaluate(self, queries: Any, corpus: Any, function: Callable[..., Any]) -> dict[str, dict[int, float]]:
         """Return metric -> k -> value for a score function."""
-        # Metric of theirs -> k -> metric of this package.
+        # Metric of the library -> k -> metric of this package.
         keys = {
             "accuracy@k": {k: f"recall@{k}" for k in self.accuracy_at_k},
             "precision@k": {k: f"precision@{k}" for k in self.precision_recall_at_k},
@@ -202,7 +202,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         return Relevance.from_judgements(judged, self.queries_ids, self.corpus_ids, unknown=unknown)
 
     def _check_dims(self, dims: Sequence[int]) -> None:
-        """Refuse dimensions that are no different positive integers, and dimensions beside `truncate_dim`."""
+        """Refuse dimensions that are not different positive integers, and dimensions together with `truncate_dim`."""
         if not dims or any(type(dim) is not int or dim < 1 for dim in dims) or len(set(dims)) < len(dims):
             raise InputError(f"{_CALL}: dims={dims!r} must be different positive integers, such as (256, 64).")
         if self.truncate_dim is not None:
@@ -216,7 +216,7 @@ def _refuse_other_encoders(*models: Any) -> None:
     """Refuse models of sentence-transformers that do not give one dense vector for each text; None passes.
 
     Raises:
-        ValueError: If one is such a model.
+        ValueError: If one of the models is such a model.
     """
     for model in models:
         for base in type(model).__mro__:
@@ -232,9 +232,9 @@ def _similarity_of(function: Callable[..., Any]) -> Any:
     """Return the name of a score function in this package.
 
     Raises:
-        ValueError: If it is none of those that can be computed exactly.
+        ValueError: If it cannot be computed exactly.
     """
-    # The method `similarity` of a model says its name; before sentence-transformers 6 it was one of the functions.
+    # The method `similarity` of a model has the name; before sentence-transformers 6 it was one of the functions.
     name = getattr(getattr(function, "__self__", None), "similarity_fn_name", None)
     similarity = _SIMILARITIES.get(function, name)
     if similarity not in _SIMILARITIES.values():

@@ -17,19 +17,20 @@ from fewshot_callbacks.system.words import counted
 
 try:
     from accelerate.state import GradientState
-except ModuleNotFoundError:  # without it there is no Trainer, only a loop of one's own
+except ModuleNotFoundError:  # without accelerate there is no Trainer, but there may be a custom loop
     GradientState = None
 
 _CALL = "BatchRetrievalMetrics"
 
 
 class _Loop(NamedTuple):
-    """Tells a loop over a loader of accelerate from every other one."""
+    """Identifies a loop over a loader of accelerate."""
 
     loader: Any
     """a weak reference to the loader; None outside of a loop of accelerate"""
     begun: int
-    """how many loops over this loader have begun since the last that ended: those that broke off, and this one"""
+    """how many loops over this loader have begun since the last that ended: those that broke off, and this one. accelerate
+    lists the loader when a loop begins, and removes it when the loop ends: a loop that broke off stays in the list"""
 
 
 def _running_loop() -> _Loop:
@@ -47,10 +48,10 @@ def _running_loop() -> _Loop:
 class BatchRetrievalMetrics:
     """Collects the embeddings of each batch, and returns the values of the whole set after the last.
 
-    Pass it to the Trainer as `compute_metrics`, with `batch_eval_metrics=True` among its arguments. Of what the model
-    returns, only the embeddings are held, on the CPU. The Trainer gathers each batch in all processes; each process holds
-    its share of the rows. The values are those of `evaluate_retrieval` of the whole set. Its notes are warnings, each kind
-    once. The batches of an evaluation that broke off are dropped when the next one begins.
+    Pass it to the Trainer as `compute_metrics`, with `batch_eval_metrics=True` among its arguments. Only the
+    embeddings among the model's outputs are kept, on the CPU. The Trainer gathers each batch in all processes; each
+    process keeps its share of the rows. The values equal `evaluate_retrieval` on the whole set. Its notes become
+    warnings, each kind once. The batches of an interrupted evaluation are dropped when the next one begins.
 
     Args:
         output: Index of the embeddings among the outputs of the model other than the loss; None if they are the only output.
@@ -93,8 +94,8 @@ class BatchRetrievalMetrics:
             Value of each metric after the last batch; nothing before.
 
         Raises:
-            ValueError: If the model has several outputs and `output` does not name one, or it is no (items, dim) tensor; or
-                as `evaluate_retrieval` does.
+            ValueError: If the model has several outputs and `output` does not name one, or it is not an (items, dim)
+                tensor; or as `evaluate_retrieval` does.
         """
         loop = _running_loop()
         if loop != self._loop:
@@ -155,13 +156,13 @@ def _form(output: Any) -> str:
 
 
 def _remedy(predictions: Any, index: int) -> str:
-    """Return what makes one vector for each item of an output that is none."""
+    """Return code that makes one vector for each item of another output."""
     code = "outputs"
     output = predictions
     if isinstance(output, tuple | list):
         code = f"{code}[{index}]"
         output = output[index]
-    # Of one output for each layer, the last.
+    # If there is one output for each layer, the last one is used.
     while isinstance(output, tuple | list) and len(output):
         code = f"{code}[-1]"
         output = output[-1]

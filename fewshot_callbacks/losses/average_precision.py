@@ -1,6 +1,6 @@
 """Average precision as a loss, by histograms of the scores of each query that change smoothly with the embeddings.
 
-Each score is shared between the two bins whose centres it lies between, in proportion to how near they are (triangular
+Each score is shared between the two bins with the neighbouring centres, in proportion to how near they are (triangular
 weights), so that its weights add up to 1. Scores beyond the range count for the outermost bin, with a gradient of zero. As a
 score touches two bins, histograms cost one visit of each score, and no tensor of queries x items x bins is made.
 """
@@ -29,11 +29,12 @@ CHUNK_SCORES = 2**20
 # 512 took 2.63 times the time of the bare product. In a single chunk of 2^20 scores they took 2.46 times, and 13 MB more
 # (`benchmarks/losses.py`, Xeon at 2.1 GHz).
 SMALLEST_CHUNK = 2**16
-# Scores of up to 128 MiB in all are cached for the backward pass; more are recomputed from the embeddings. A batch reaches
-# this limit at 5,792 items in float32, at 4,096 in float64. In float32 (`benchmarks/losses.py`) 4,096 items took 127 MB in
-# all, of which 67 MB are cached scores; 8,192 items, whose scores would be 268 MB and are recomputed, took 121 MB.
+# Scores of up to 128 MiB in total are cached for the backward pass; more are recomputed from the embeddings. A batch
+# reaches this limit at 5,792 items in float32, at 4,096 in float64. In float32 (`benchmarks/losses.py`) 4,096 items
+# took 127 MB in total, including 67 MB of cached scores. 8,192 items, with 268 MB of scores that are recomputed, took
+# 121 MB.
 CACHED_BYTES = 2**27
-# Added to a squared distance, so that its root has a derivative at 0; the value of the source's listing.
+# Added to a squared distance, so that its root has a derivative at 0. The value is from the source's listing.
 SMALLEST_SQUARE = 1e-3
 # Smaller soft counts are rounding errors of zero.
 TINY = 1e-6
@@ -43,8 +44,8 @@ TINY = 1e-6
 class Bins:
     """`count` bins with centres at equal steps from `high`, the first, down to `low`, the last.
 
-    The place of a score tells where it lies among them: 0 at the centre of the first bin, 1 at the centre of the second, and
-    so on.
+    The place of a score is its position among them: 0 at the centre of the first bin, 1 at the centre of the second,
+    and so on.
     """
 
     similarity: BoundedSimilarity
@@ -60,8 +61,8 @@ class Bins:
     def places(self, products: Float[Tensor, "queries items"]) -> Float[Tensor, "queries items"]:
         """Return the place of each pair from the products of embeddings, which are overwritten."""
         if self.similarity == "euclidean":
-            # In place, since this is the largest tensor of the pass. Rounding may bring the product of equal embeddings
-            # above 1, and without the bound the root would be NaN.
+            # The operations are in place, since this is the largest tensor of the pass. Rounding may bring the product
+            # of equal embeddings above 1, and without the bound the root would be NaN.
             products.mul_(-2).add_(2 + SMALLEST_SQUARE).clamp_(min=SMALLEST_SQUARE).sqrt_().neg_().add_(1)
         return products.sub_(self.high).mul_(-self.per_score)
 
@@ -119,7 +120,7 @@ class _HistogramFunction(torch.autograd.Function):
     """Histograms of each query's scores over all candidates and over the relevant ones, with gradients.
 
     Scores are the products of embeddings (of length 1 for cosines and distances), in float32 or float64; for one set the
-    gallery is the very tensor of the queries.
+    gallery is the same tensor object as the queries.
     """
 
     @staticmethod
@@ -130,7 +131,7 @@ class _HistogramFunction(torch.autograd.Function):
         ctx.bins = bins
         score_bytes = len(queries) * len(gallery) * queries.element_size()
         is_cached = score_bytes <= CACHED_BYTES and any(ctx.needs_input_grad)
-        # The cache is an attribute of `ctx`: `save_for_backward` is for inputs and outputs alone.
+        # The cache is an attribute of `ctx`: `save_for_backward` is only for inputs and outputs.
         ctx.places = queries.new_empty(len(queries), len(gallery)) if is_cached else None
         histograms = queries.new_zeros(2, len(queries), bins.count)  # of all candidates, and of the relevant ones
         for start, stop in _chunks(queries, gallery):
@@ -140,7 +141,7 @@ class _HistogramFunction(torch.autograd.Function):
             # Cached places are read again, and must not be overwritten.
             weights = places.frac() if is_cached else places.frac_()
             histograms[0, start:stop] = _histogram(intervals, weights, bins)
-            # Few pairs are relevant, so that they are listed.
+            # Few pairs are relevant, so they are listed.
             row, column = pair_labels.is_relevant(start, stop).nonzero(as_tuple=True)
             histograms[1, start:stop] = _histogram_of_pairs(
                 row, intervals[row, column], weights[row, column], stop - start, bins
@@ -155,7 +156,7 @@ class _HistogramFunction(torch.autograd.Function):
         bins = ctx.bins
         candidate_slopes = _slopes_of_intervals(candidate_gradient)
         relevant_slopes = _slopes_of_intervals(relevant_gradient)
-        # The loop below works in place and by chunks, so that autograd could not differentiate it once more.
+        # The loop below works in place and by chunks, so autograd could not differentiate it again.
         if torch.is_grad_enabled():  # create_graph=True
             gradients = _gradients(queries, gallery, candidate_slopes, relevant_slopes, pair_labels, bins)
             return (*gradients, None, None)
@@ -186,7 +187,7 @@ def _gradients(
     pair_labels: PairLabels,
     bins: Bins,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients by operations that can be differentiated once more, for all pairs at once.
+    """Return the gradients by operations that can be differentiated again, for all pairs at once.
 
     Chunks would save no memory, since autograd keeps the intermediate tensors of all pairs.
     """
@@ -199,19 +200,20 @@ def _gradients(
 
 
 def _chunks(queries: Tensor, gallery: Tensor) -> list[tuple[int, int]]:
-    """Return the first query and the end of each chunk, which has whole rows of scores, at least one."""
+    """Return the first query and the end of each chunk. A chunk has at least one whole row of scores."""
     scores = min(CHUNK_SCORES, max(SMALLEST_CHUNK, len(queries) * len(gallery) // 16))
     chunk_queries = max(1, scores // max(1, len(gallery)))
     return [(start, min(start + chunk_queries, len(queries))) for start in range(0, len(queries), chunk_queries)]
 
 
 def _intervals(places: Tensor, start: int, pair_labels: PairLabels, bins: Bins) -> Int[Tensor, "queries items"]:
-    """Return the interval between two centres that each place lies in.
+    """Return the interval between two centres for each place.
 
     Interval 0 is above the first centre, i between the centres i - 1 and i, and `count` below the last centre. `count + 1`
     is for a query with itself, which counts nowhere.
     """
-    # Clamped before they become integers: a score far outside a narrow range has no place that int64 could hold.
+    # Places are clamped before they become integers: int64 could not represent the place of a score far outside a
+    # narrow range.
     intervals = places.floor().clamp_(-1, bins.count - 1).add_(1).long()
     if pair_labels.symmetric:
         intervals.diagonal(start).fill_(bins.count + 1)
@@ -262,7 +264,7 @@ def _soft_counts(counts: Tensor, weight_sums: Tensor, bins: Bins) -> Tensor:
 
 
 def _slopes_of_intervals(gradient: Float[Tensor, "queries bins"]) -> Float[Tensor, "queries intervals"]:
-    """Return the derivative by a place in each interval: the gradient of the bin after it minus that of the bin before."""
+    """Return the derivative by a place in each interval: the gradient of the bin after it minus the bin before."""
     return torch.nn.functional.pad(gradient.diff(dim=1), (1, 2))
 
 
@@ -368,7 +370,7 @@ def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "qu
 
 
 def _mean_or_nan(precisions: Float[Tensor, "queries"], relevant: Float[Tensor, "queries"]) -> Float[Tensor, "queries"]:
-    """Divide the sum of the precisions of each query by its number of relevant items; NaN if it has none."""
+    """Return the mean precision of each query over its relevant items; NaN if it has none."""
     # The divisor is replaced before the division: `where` around a 0 / 0 has the right value, but its gradient is NaN.
     has_relevant = relevant > TINY
     return torch.where(has_relevant, precisions / torch.where(has_relevant, relevant, 1), torch.nan)
@@ -399,8 +401,8 @@ class SoftAveragePrecisionLoss(nn.Module):
         query_labels, gallery, gallery_labels)`; a scalar in [0, 1], smaller is better, in float32 or float64.
 
     Raises:
-        ValueError: A setting is out of range; embeddings are not finite (the message names the rows); the number of
-            labels is not that of the embeddings; or no item of the batch has another item of its class.
+        ValueError: A setting is out of range; embeddings are not finite (the message names the rows); the numbers of
+            labels and embeddings differ; or no item of the batch has another item of its class.
 
     References:
         He, Lu, Sclaroff, "Local Descriptors Optimized for Average Precision", CVPR 2018; Revaud, Almazan, Rezende, de Souza,
@@ -432,7 +434,7 @@ class SoftAveragePrecisionLoss(nn.Module):
             )
         if on_empty not in ("raise", "zero"):
             raise InputError(f"SoftAveragePrecisionLoss(on_empty={on_empty!r}) is unknown. Choose raise or zero.")
-        # Networks trained with 5 bins had a lower mAP. The mAP with 100 bins did not differ from that with 25
+        # Networks trained with 5 bins had a lower mAP. The mAP was the same with 25 and with 100 bins
         # (docs/average_precision_loss.md).
         self.bins = 25 if bins is None else bins
         self.low = low
@@ -508,7 +510,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         return Bins(self.similarity, self.bins, self.low, self.high)
 
     def _read(self, embeddings: Tensor, labels: Any, name: str, labels_name: str) -> tuple[Tensor, Labels]:
-        """Return embeddings as they are compared, and their labels; refuse what cannot be compared."""
+        """Return embeddings as they are compared, and their labels; refuse invalid ones."""
         call = type(self).__name__
         check_matrix(embeddings, name, call)
         refuse_non_finite(non_finite_rows(embeddings.detach()), len(embeddings), name, call)
@@ -521,9 +523,9 @@ class SoftAveragePrecisionLoss(nn.Module):
 
 
 def _powers_of_two(vectors: Float[Tensor, "items dim"]) -> Float[Tensor, "items 1"]:
-    """Find the largest power of two not above each row's largest component; 1 for a row of zeros.
+    """Return the largest power of two not above each row's largest component; 1 for a row of zeros.
 
-    Divided by it, no square of a row overflows or vanishes, and a row in range keeps its bits.
+    After division by it, no square of a row overflows or vanishes, and a row in range keeps its bits.
     """
     largest = vectors.detach().abs().amax(dim=1, keepdim=True)
     # largest = mantissa * 2^exponent with a mantissa in [1/2, 1), so that the division below is exact and its result is a

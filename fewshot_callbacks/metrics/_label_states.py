@@ -1,8 +1,8 @@
 """Labels, ids and groups as states of a metric.
 
-torchmetrics concatenates the tensors of a state, those of all batches and of all processes. So each column of labels has two
-states, of which one is empty. Integers are a tensor for each batch. Other labels are a line of JSON for each batch, since
-concatenated lines are a text of all lines:
+torchmetrics concatenates the tensors of a state over all batches and all processes. So each column of labels has two
+states, and one of them is empty. Integers are a tensor for each batch. Other labels are a line of JSON for each batch,
+since concatenated lines are a text of all lines:
 
     labels       int64 (items,) for each batch
     labels_json  uint8 (bytes,) for each batch: {"columns": null, "labels": ["owl", "heron"]}
@@ -54,7 +54,7 @@ def has_labels(metric: Metric, name: str) -> bool:
 
 
 def form_of_labels(metric: Metric, name: str) -> str:
-    """Return the form of the labels so far (see `Labels.form`), that of the first batch with items; empty before it."""
+    """Return the form of the labels so far (see `Labels.form`): the form of the first batch with items, empty before it."""
     json_batches = _filled_tensors(getattr(metric, _json_state(name)))
     if json_batches:
         return labels_from_json(json_batches[0])[0].form
@@ -65,7 +65,7 @@ def labels_in_states(metric: Metric, name: str, call: str, argument: str | None 
     """Return the labels of all batches, and of all processes once torchmetrics has joined the states, on the CPU.
 
     Args:
-        metric: The metric that holds them.
+        metric: The metric with the states.
         name: Name of the state.
         call: The public method, for messages.
         argument: Its argument that gave the labels, for messages; by default it has the name of the state.
@@ -80,7 +80,7 @@ def labels_in_states(metric: Metric, name: str, call: str, argument: str | None 
 
 
 def refuse_other_columns(call: str, earlier: Mapping[str, bool], given: Mapping[str, Any]) -> None:
-    """Refuse a batch with arguments that earlier batches did not have, and one without those that they had."""
+    """Refuse a batch with arguments that earlier batches did not have, or without arguments that they had."""
     for name, had_earlier in earlier.items():
         if had_earlier != (given[name] is not None):
             raise InputError(f"{call}: some batches have {name}, others none. Pass them with each batch.")
@@ -89,7 +89,7 @@ def refuse_other_columns(call: str, earlier: Mapping[str, bool], given: Mapping[
 def first_of_each_id(
     is_compared: Bool[Tensor, "items"], batches: list[Tensor], labels: Labels, ids: Labels, call: str
 ) -> Bool[Tensor, "items"]:
-    """Return whether an item is the first of its id among those that a mask selects.
+    """Return whether an item is the first of its id among the items that a mask selects.
 
     It warns of other items of an id that differ from the first in embedding or label.
     """
@@ -109,7 +109,7 @@ def batches_in(state: list[Tensor] | Tensor) -> list[Tensor]:
 
 
 def labels_to_json(labels: Labels) -> UInt8[Tensor, "bytes"]:
-    """Return labels as a line of JSON. ASCII escapes half of a surrogate pair, which UTF-8 cannot hold."""
+    """Return labels as a line of JSON. ASCII escapes half of a surrogate pair, which UTF-8 cannot encode."""
     line = json.dumps({"columns": labels.columns, "labels": labels.tolist()}) + "\n"
     return torch.frombuffer(bytearray(line.encode("ascii")), dtype=torch.uint8)
 
@@ -121,7 +121,7 @@ def labels_from_json(lines: UInt8[Tensor, "bytes"]) -> list[Labels]:
 
 
 def _labels_from_line(line: bytes) -> Labels:
-    """Return the labels of one line; those of a line with columns are sets of labels."""
+    """Return the labels of one line. Labels of a line with columns are sets."""
     fields = json.loads(line)
     labels = fields["labels"]
     if fields["columns"] is not None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._repeated import sketches
 
-# Bytes of a block of rows. A block above 32 MiB has a mapping of its own, which glibc gives back to the system when the
-# block is freed. Pages of the last block that hold no rows yet take no memory. A list of batches would leave holes in the
+# Bytes of a block of rows. glibc maps a block above 32 MiB separately, and returns it to the system when the
+# block is freed. Pages of the last block without rows take no memory. A list of batches would leave holes in the
 # heap.
 BLOCK_BYTES = 2**26
 
@@ -34,12 +34,12 @@ class RowsInMemory:
         self._counts: list[int] = []
 
     def append(self, rows: Tensor) -> None:
-        """Copy rows behind those that are there, from any device."""
+        """Append a copy of rows, from any device."""
         has_block = bool(self._blocks) and self._blocks[-1].dtype == rows.dtype
         if not has_block or len(self._blocks[-1]) - self._counts[-1] < len(rows):
             row_bytes = max(rows.shape[1] * rows.itemsize, 1)
             length = max(BLOCK_BYTES // row_bytes, len(rows))
-            # Outside inference mode, a block that was made inside could not be written to.
+            # A block that is made in inference mode could not be written to outside it.
             with torch.inference_mode(False):
                 self._blocks.append(torch.empty(length, rows.shape[1], dtype=rows.dtype, device="cpu"))
             self._counts.append(0)
@@ -84,7 +84,7 @@ class RowsInFile:
         weakref.finalize(self, self._file.close)
 
     def append(self, rows: Tensor) -> None:
-        """Write rows behind those that are in the file."""
+        """Append rows to the file."""
         if not self._count:
             self._dtype = rows.dtype
         self._count += len(rows)
@@ -130,14 +130,15 @@ def join_rows(batches: list[Tensor], is_kept: Bool[Tensor, "items"]) -> Tensor:
     """Return a copy of the rows that a mask selects, in the widest of their types.
 
     Args:
-        batches: (items, dim) each. The list is emptied: what nobody else holds is freed as soon as it is copied.
+        batches: (items, dim) each. The list is emptied: a batch without other references is freed as soon as it is
+            copied.
         is_kept: Whether each row of all batches is copied, on the CPU.
     """
     if not batches:
         return torch.empty(0, 0, device="cpu")
     dtype = reduce(torch.promote_types, (rows.dtype for rows in batches))
     joined = batches[0].new_empty(int(is_kept.sum()), batches[0].shape[1], dtype=dtype)
-    # Batch by batch: all batches joined, and then without the dropped rows, would be another copy of the set.
+    # Batches are copied one by one: joining all batches and then dropping rows would need another copy of the set.
     start = 0
     stop = 0
     while batches:

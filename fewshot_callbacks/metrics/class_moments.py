@@ -28,7 +28,7 @@ from fewshot_callbacks.metrics._label_states import (
 from fewshot_callbacks.metrics._rows import join_rows
 from fewshot_callbacks.metrics.item_batch import ItemBatch
 
-# States that hold the fields of `ClassMoments` besides the labels, in their order.
+# States for the fields of `ClassMoments` except the labels, in their order.
 VALUES = ("counts", "origins", "offsets", "spread")
 
 
@@ -54,7 +54,7 @@ class ClassMomentsMetric(Metric):
     origins: list[Tensor]
     offsets: list[Tensor]
     spread: list[Tensor]
-    # the items, if they have ids: moments do not tell which items they hold
+    # the items, if they have ids: moments do not record their items
     embeddings: list[Tensor]
     labels: list[Tensor]
     labels_json: list[Tensor]
@@ -133,12 +133,12 @@ class ClassMomentsMetric(Metric):
         """Return the moments of this process, or merged over all processes once torchmetrics has joined the states.
 
         Raises:
-            ValueError: If some processes have strings for labels, and others integers; or some have ids, and others none.
+            ValueError: If labels are strings in some processes and integers in others, or only some processes have ids.
         """
         if len(self.embeddings):
             return self._moments_of_items(call)
         labels = labels_in_states(self, "class_labels", call, "labels")
-        # The states of the processes stand one behind the other: these are the numbers of their classes.
+        # The states of the processes are concatenated. These are their numbers of classes.
         class_counts = torch.cat(batches_in(self.classes)).tolist()
         columns = [torch.cat(batches_in(getattr(self, name))) for name in VALUES]
         moments = []
@@ -203,8 +203,8 @@ class DiscriminantRatio(ClassMomentsMetric):
 class VarianceRatio(ClassMomentsMetric):
     """Variance between classes over variance within them, over all batches since the last reset, in one streaming pass.
 
-    The state is that of `DiscriminantRatio`: in a `MetricCollection` both share it, and each batch is added once.
-    Batches and ranks are merged in float64. With ids each item counts once, as there.
+    The state is the same as in `DiscriminantRatio`: in a `MetricCollection` both share it, and each batch is added
+    once. Batches and ranks are merged in float64. With ids each item counts once.
 
     Args:
         normalize: Scale each embedding to length 1 first.

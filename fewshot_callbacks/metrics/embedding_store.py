@@ -1,4 +1,4 @@
-"""Copies the embeddings of an epoch to the CPU, and returns this process's part of them, or those of all processes.
+"""Copies the embeddings of an epoch to the CPU, and returns this process's part, or the embeddings of all processes.
 
 A store owns copies of all batches until it is cleared or dropped. Nothing travels between processes before `shard` or
 `gather`, which every process must call.
@@ -30,7 +30,7 @@ class _ItemColumns(NamedTuple):
     """Items without their embeddings."""
 
     labels: Labels
-    # (items,) index of each item in this rank's pass over the data, in which items that are dropped later count, too
+    # (items,) index of each item in this rank's pass over the data, including items that are dropped later
     positions: Tensor
     # see `ItemBatch.columns`
     columns: Mapping[Hashable, Labels]
@@ -41,7 +41,7 @@ class _ItemColumns(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The items of a set that one process holds; each item of the set is in exactly one process.
+    """One process's items of a set; each item of the set is in exactly one process.
 
     `places` and `positions` are both indices of the items. They differ once items were dropped as repetitions:
 
@@ -127,7 +127,7 @@ class EmbeddingStore:
         call: Name of this class, or of the callback that owns the store, for messages.
 
     Raises:
-        ValueError: There is no such folder, or its disk is full.
+        ValueError: The folder does not exist, or its disk is full.
 
     Examples:
         >>> import torch
@@ -144,7 +144,7 @@ class EmbeddingStore:
     def __init__(self, spill_to: str | os.PathLike[str] | None = None, call: str = "EmbeddingStore") -> None:
         self._folder = spill_to
         self._call = call
-        # The user of a callback has called no method.
+        # The user of a callback did not call a method.
         self._method = f"{call}.append" if call == type(self).__name__ else call
         self.clear()
 
@@ -161,7 +161,7 @@ class EmbeddingStore:
         self.forms: dict[Hashable, str] = {}
 
     def __len__(self) -> int:
-        """Return the number of items that this process holds."""
+        """Return the number of items in this process."""
         return self._items
 
     @default_mode()
@@ -183,12 +183,12 @@ class EmbeddingStore:
                 the same indices over all processes, and `Shard.places` those without dropped items.
             ids: (items,) integers or strings that identify each item, so that repeated items can be dropped; in each
                 batch, or in none.
-            groups: (items,) integers or strings; items of one group are no candidates for each other; in each batch, or in
-                none.
+            groups: (items,) integers or strings; items of one group are not candidates for each other; in each batch,
+                or in none.
 
         Raises:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
-                or labels, ids or groups have another form than those of earlier batches.
+                or labels, ids or groups have another form than in earlier batches.
         """
         self.add(ItemBatch.read(self._method, embeddings, labels, ids, groups, positions, sets=True))
 
@@ -200,7 +200,7 @@ class EmbeddingStore:
             ValueError: If it does not fit earlier batches, see `append`.
         """
         batch.refuse_unlike(self._method, self._dim, self.forms)
-        # Before the next copy begins: no more than two batches are in pinned memory.
+        # This runs before the next copy begins, so that at most two batches are in pinned memory.
         self._move_arrived(waiting=1)
         positions = batch.positions
         if positions is None:
@@ -241,11 +241,11 @@ class EmbeddingStore:
         Args:
             dataset_size: The number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
                 item of a rank is then item `i * ranks + rank` of the data set. The sampler repeats the first items to
-                give all ranks the same number; these repetitions lie past the end and are dropped.
-            part: Number of the part of the data set that this process has, and how many parts there are, where they are not
-                the rank and the number of processes: the processes of a tensor-parallel group have the same part, and only
+                give all ranks the same number; these repetitions are past the end and are dropped.
+            part: Number of the part of the data set that this process has, and number of parts, if they differ from the
+                rank and the number of processes: the processes of a tensor-parallel group have the same part, and only
                 one of them has stored it.
-            clear: Drop what is stored while it is copied, so that the embeddings are never in memory twice.
+            clear: Drop stored batches while they are copied, so that the embeddings are never in memory twice.
 
         Returns:
             The items of this process. If ids were given, only the first item of each id is kept. `places` are the indices
@@ -253,7 +253,7 @@ class EmbeddingStore:
             stored, all tensors are empty: (0, 0) and (0,).
 
         Raises:
-            ValueError: In all processes, if some batches or some processes alone gave ids or groups, or if the processes
+            ValueError: In all processes, if only some batches or some processes had ids or groups, or if the processes
                 were given different sizes of the data set.
         """
         self._move_arrived()
@@ -297,7 +297,7 @@ class EmbeddingStore:
 
     def _joined(self) -> _ItemColumns:
         """Return the items of all batches without their embeddings, with the columns that no batch lacks."""
-        # A batch without items says nothing of columns.
+        # A batch without items does not show which columns there are.
         filled = [batch.columns for batch in self._batches if len(batch.labels)]
         names = [name for name in filled[0] if all(name in columns for columns in filled)] if filled else []
         return _ItemColumns(
@@ -336,7 +336,7 @@ class _Call:
     dataset_size: int | None
     # Whether batches with items had ids: (True,), (False,), both if the batches differ, or () without items.
     ids: tuple[bool, ...]
-    # the same of groups
+    # the same for groups
     groups: tuple[bool, ...]
 
     @classmethod
@@ -364,7 +364,7 @@ def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
     which_batches = "each batch of every process" if has_several else "each batch"
     for name in ("ids", "groups"):
         fix = f"Pass them with {which_batches}, or with none."
-        # A process without items has no part in the comparison.
+        # A process without items is not compared.
         presence = {rank: getattr(call, name) for rank, call in enumerate(calls) if getattr(call, name)}
         mixed_ranks = [rank for rank, values in presence.items() if len(values) > 1]
         if mixed_ranks:
@@ -382,7 +382,7 @@ def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
 
 
 def _two_that_differ(words: dict[int, str]) -> str:
-    """Return the word of the first process beside the first other word, each with its rank; `words` is by rank."""
+    """Return the word of the first process and the first different word, each with its rank; `words` is by rank."""
     first_rank = next(iter(words))
     other_rank = next(rank for rank, word in words.items() if word != words[first_rank])
     return f"{words[first_rank]} in process {first_rank}, {words[other_rank]} in process {other_rank}"
@@ -401,13 +401,13 @@ def _first_positions(
     Args:
         processes: All processes.
         items: The items of this process that take part, with their positions in the pass of all processes. Without items it
-            may have no ids.
+            may lack ids.
         row_sketches: See `sketches`.
         call: Name of the class, or of the callback that owns the store, for messages.
     """
     [id_codes] = encode_ids(call, {"ids": items.columns.get("ids", no_labels())}, processes)
     [label_codes], _ = encode(call, {"labels": items.labels}, processes)
-    # All rows would be too much to send: sketches tell whether items of one id have different embeddings.
+    # All rows would be too much to send: sketches show whether items of one id have different embeddings.
     given = (items.positions, id_codes, label_codes, row_sketches)
     by_rank = [columns for columns in processes.gather(given) if len(columns[0])]
     if not by_rank:
@@ -419,7 +419,7 @@ def _first_positions(
 
 
 def _cuda_device(*columns: Any) -> torch.device | None:
-    """Return the device of the first tensor that is on a CUDA device; None if none is."""
+    """Return the device of the first tensor that is on a CUDA device; None if there is no such tensor."""
     devices = (column.device for column in columns if isinstance(column, Tensor))
     return next((device for device in devices if device.type == "cuda"), None)
 

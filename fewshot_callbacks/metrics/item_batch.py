@@ -15,13 +15,13 @@ from fewshot_callbacks.functional._labels import Labels, labels_of_each, read_la
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, needs, tensor_code
 from fewshot_callbacks.system.words import counted
 
-# Types of integers in a list of ids; a tensor or array in it holds one integer.
+# Types of integers in a list of ids; a tensor or array in it has one integer.
 INTEGERS = (int, np.integer, Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
 class ItemBatch:
-    """Embeddings of some items, and what is known of each item."""
+    """Embeddings of items, and their labels and other columns."""
 
     embeddings: Float[Tensor, "items dim"]
     """on the device on which they were given"""
@@ -61,7 +61,7 @@ class ItemBatch:
             ValueError: If shapes or types do not fit each other.
         """
         owner, _, name = method.rpartition(".")
-        # A callback, such as `KnnMonitor(bank=...)`, is named as it is.
+        # A callback, such as `KnnMonitor(bank=...)`, is named without a method.
         call = owner if name.isidentifier() and owner else method
         code = tensor_code("embeddings", embeddings)
         rows = as_tensor(embeddings, "embeddings", call)

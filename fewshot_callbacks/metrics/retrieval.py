@@ -67,10 +67,10 @@ class EvaluationOptions(RetrievalOptions, MetricOptions, total=False):
 class RetrievalEvaluation(Metric):
     """Collects embeddings over batches, and evaluates them in `compute`: leave-one-out, or queries and a gallery.
 
-    It is meant for modules that hold their own metrics, for Fabric and for plain loops; with a Trainer, `RetrievalMonitor`
-    needs less code. Call `metric.reset()` where a loop begins, so that nothing is left of one that broke off. The result is
-    a dictionary, so log it with `self.log_dict(metric.compute())`; `self.log` takes only metrics of a single value.
-    Embeddings are kept on the CPU in the dtype of the model. The keywords of `torchmetrics.Metric`, such as
+    It is meant for modules with their own metrics, for Fabric and for plain loops; with a Trainer, `RetrievalMonitor`
+    needs less code. Call `metric.reset()` where a loop begins, so that no state of an interrupted loop is left. The
+    result is a dictionary, so log it with `self.log_dict(metric.compute())`; `self.log` takes only metrics of a single
+    value. Embeddings are kept on the CPU in the dtype of the model. The keywords of `torchmetrics.Metric`, such as
     `sync_on_compute`, are accepted, too.
 
     Args:
@@ -159,8 +159,8 @@ class RetrievalEvaluation(Metric):
             ids: (items,) integers or strings that identify each item. Only the first query and the first gallery item of
                 each id is counted, with a warning in `compute` if others of this id differ from it in embedding or label.
                 Needed under a `DistributedSampler`, which repeats items to give all processes the same number; a metric
-                cannot see which. Without judgements, a query is no candidate for itself: a gallery item of its id is left
-                out.
+                cannot detect them. Without judgements, a query is not a candidate for itself: a gallery item of its id
+                is left out.
             is_gallery: Whether the items belong to the gallery, (items,) booleans or one for the batch; by default each item
                 is a query against all others.
             groups: (items,) integers or strings; items of a query's own group are left out of its ranking.
@@ -172,7 +172,7 @@ class RetrievalEvaluation(Metric):
         method = "RetrievalEvaluation.update"
         self._check_relevance(labels, ids)
         if labels is None:
-            # Judgements say who is relevant: all items are of one class.
+            # Judgements decide which items are relevant, so all items get one class.
             labels = [0] * (len(embeddings) if hasattr(embeddings, "__len__") else 0)
         if self.embeddings:
             earlier = {"is_gallery": len(self.is_gallery) > 0}
@@ -183,7 +183,7 @@ class RetrievalEvaluation(Metric):
         forms = {name: form_of_labels(self, name) for name in LABEL_COLUMNS}
         batch.refuse_unlike(method, self.embeddings[0].shape[1] if self.embeddings else None, forms)
         flags = None if is_gallery is None else _read_flags(is_gallery, len(batch), method)
-        # The states change only here, so that a batch that was refused leaves them as they were.
+        # The states only change here, so that a refused batch leaves them unchanged.
         append_labels(self, "labels", batch.labels)
         for name, column in batch.columns.items():
             append_labels(self, str(name), column)
@@ -203,7 +203,7 @@ class RetrievalEvaluation(Metric):
             raise InputError(f"{method}: judgements name items by their ids. Pass the ids of the items.")
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Add a batch, as `update` does, and return the metrics of this batch alone. Earlier batches stay.
+        """Add a batch, as `update` does, and return the metrics of only this batch. Earlier batches stay.
 
         The values are NaN, with a warning, where no item of the batch has a match in it.
 
@@ -219,7 +219,7 @@ class RetrievalEvaluation(Metric):
         try:
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
         except BaseException as error:
-            # torchmetrics restores these only after a batch that could be computed.
+            # torchmetrics only restores these after a successful batch.
             for name, state in states.items():
                 setattr(self, name, state)
             self.report = report
@@ -295,9 +295,9 @@ class RetrievalEvaluation(Metric):
         }
 
     def _relevance(self, ids_of_sides: Sequence[Labels]) -> Relevance:
-        """Return the relevance that the judgements give to the items with these ids.
+        """Return the relevance of the items with these ids, by the judgements.
 
-        An id is written as the judgements write it, so that messages show it so, and so that the integer 7 is the id "7".
+        Ids are converted to the form in the judgements: messages show that form, and the integer 7 is the id "7".
         """
         assert self.judged is not None
         judged_ids = {id_ for side in self.judged[:2] for id_ in side}
@@ -313,7 +313,7 @@ class RetrievalEvaluation(Metric):
         Args:
             val: A result of `compute` or `forward`, drawn as points, or a list of such results, drawn as lines; by default
                 what `compute` gives.
-            ax: Axes of matplotlib to draw into; by default those of a new figure.
+            ax: Matplotlib axes to draw into; by default the axes of a new figure.
 
         Returns:
             The figure, None where axes were given, and the axes.

@@ -21,7 +21,7 @@ LEFT_MARGIN = 1.8
 RIGHT_MARGIN = 3.0
 # Share of the height of the axis that is free above the highest point and below the lowest one.
 VALUE_MARGIN = 0.12
-# How far the axis goes beyond the bounds of a metric, so that a point there is seen as a whole.
+# How far the axis extends beyond the bounds of a metric, so that a point there is completely visible.
 BEYOND_BOUNDS = 0.02
 # Distances of a label from its point to the side and in height, in points.
 LABEL_GAP = 6
@@ -33,13 +33,13 @@ OUTLINE = (withStroke(linewidth=2.5, foreground="white"),)
 
 
 class _Place(NamedTuple):
-    """Where a label stands beside its point: 1 is right and above, -1 is left and below."""
+    """The position of a label relative to its point: 1 is right and above, -1 is left and below."""
 
     direction: int
     rise: int
 
 
-# Values rise with the bytes as a rule, so that the upper left and the lower right of a point are free of its line.
+# Values usually rise with the bytes, so that the upper left and the lower right of a point are free of its line.
 LOWER_RIGHT, UPPER_LEFT, UPPER_RIGHT, LOWER_LEFT = _Place(1, -1), _Place(-1, 1), _Place(1, 1), _Place(-1, -1)
 
 
@@ -50,11 +50,11 @@ class _Family(NamedTuple):
     colour: str
     marker: str
     dashes: str
-    # where the labels of its points stand, from the best place on
+    # positions of the labels of its points, the best first
     places: tuple[_Place, ...]
 
 
-# Numbers as they are, int8 and binary.
+# Uncompressed numbers, int8 and binary.
 FAMILIES = {
     None: _Family("float", style.BLUE, "o", "-", (LOWER_RIGHT, UPPER_LEFT)),
     "int8": _Family("int8", style.VERMILION, "s", "--", (UPPER_LEFT, LOWER_RIGHT)),
@@ -127,7 +127,7 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
         fontsize=style.SMALL,
         color=style.GREY,
     )
-    # Boxes are only known once the axes have their place.
+    # Boxes are only known once the axes have their position.
     figure.draw_without_rendering()
     labels = _PointLabels(axes, all_points)
     for family, points in points_of.items():
@@ -140,7 +140,7 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
 
 
 def _points(report: CompressionReport, key: str, code: str | None) -> list[_Point]:
-    """Return the forms with a code that have a value, by their bytes; the whole embedding is one of numbers."""
+    """Return the forms with a code that have a value, by their bytes; the whole embedding counts as uncompressed numbers."""
     points = []
     if code is None and math.isfinite(report.whole[key]):
         whole = report.whole[key]
@@ -153,13 +153,13 @@ def _points(report: CompressionReport, key: str, code: str | None) -> list[_Poin
         if math.isnan(low):
             low = high = difference.first
         points.append(_Point(variant.bytes_per_item, variant.dims, difference.first, low, high))
-    # Truncation to all dimensions leaves a form as it is.
+    # Truncation to all dimensions does not change a form.
     by_size = {point.size: point for point in points}
     return [by_size[size] for size in sorted(by_size)]
 
 
 def _draw_line(axes: Axes, family: _Family, points: Sequence[_Point]) -> None:
-    """Draw the line of a code with its bars; nothing without points."""
+    """Draw the line of a code with its bars, if it has points."""
     axes.errorbar(
         [point.size for point in points],
         [point.value for point in points],
@@ -176,11 +176,9 @@ def _draw_line(axes: Axes, family: _Family, points: Sequence[_Point]) -> None:
 
 
 class _PointLabels:
-    """Writes labels beside points, each where it covers neither a bar nor a label that was written before.
+    """Writes labels next to points, where they cover neither a bar nor an earlier label.
 
-    Args:
-        axes: The axes, at their final place and with their final limits.
-        points: All points, whose bars are not covered.
+    The axes must have their final position and limits.
     """
 
     def __init__(self, axes: Axes, points: Sequence[_Point]) -> None:
@@ -188,7 +186,7 @@ class _PointLabels:
         self._taken = [self._bar(point) for point in points]
 
     def write(self, text: str, point: _Point, colour: str, places: Sequence[_Place], size: float) -> None:
-        """Write a label at the first of the places that is free; without one the label is left out."""
+        """Write a label at the first free place; it is left out if none is free."""
         for place in places:
             label = self._axes.annotate(
                 text,

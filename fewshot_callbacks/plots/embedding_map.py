@@ -22,7 +22,7 @@ from fewshot_callbacks.system.words import counted
 Method = Literal["pca", "tsne", "umap"]
 Points = Float[np.ndarray, "items 2"]
 
-MIN_ITEMS = 5  # items for t-SNE and UMAP; PCA shows as much of fewer
+MIN_ITEMS = 5  # items for t-SNE and UMAP; PCA is as good for fewer
 MIN_SHARED = 3  # items or classes that two maps must share to be aligned
 
 
@@ -95,10 +95,10 @@ def project(
         seed: Seed of t-SNE and UMAP.
 
     Returns:
-        The map. For fewer than five items, or if all are equal, it is that of PCA.
+        The map. For fewer than five items, or if all are equal, PCA makes it.
 
     Raises:
-        ValueError: If there is no item, the method is unknown, or the numbers of labels, ids and embeddings differ.
+        ValueError: If there are no items, the method is unknown, or the numbers of labels, ids and embeddings differ.
         ImportError: If the package of the method is not installed.
 
     Examples:
@@ -143,7 +143,8 @@ def project(
 def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
     """Return coordinates on the first two principal components, and their shares of the variance.
 
-    Each component points to the side of its farthest item. Without a variance all coordinates are 0 and the shares are None.
+    Each component points to the side of its farthest item. If the variance is zero, all coordinates are 0 and the
+    shares are None.
     """
     points = np.zeros((len(vectors), 2))
     if not vectors.size:
@@ -155,7 +156,7 @@ def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Poin
     is_long = dim <= items
     products = centred.T @ centred if is_long else centred @ centred.T
     variance = float(np.trace(products))
-    if variance <= 1e-24 * vectors.size:  # rounding alone: a coordinate is at most 1, its rounding error 1e-16
+    if variance <= 1e-24 * vectors.size:  # only rounding: a coordinate is at most 1, its rounding error 1e-16
         return points, None
     count = min(2, len(products))
     eigenvalues, eigenvectors = eigh(products, subset_by_index=(len(products) - count, len(products) - 1))
@@ -187,9 +188,10 @@ def _neighbour_map(vectors: Float[np.ndarray, "items dim"], start: Points, metho
 def _tsne(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
     from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
 
-    # scikit-learn's default, which must be less than the number of items: few items have a third of the others.
+    # The default of scikit-learn is 30, but it must be less than the number of items: few items take a third of the
+    # others.
     perplexity = min(30.0, (len(vectors) - 1) / 3)
-    # The standard deviation that scikit-learn gives to its own start.
+    # scikit-learn's own start has this standard deviation.
     start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)
     points: Points = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
     return points
@@ -198,11 +200,11 @@ def _tsne(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> 
 def _umap(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
     from umap import UMAP  # noqa: PLC0415 - only this method needs it
 
-    # The extent that UMAP gives to its own start.
+    # UMAP's own start has this extent.
     start = (10 * start / (np.abs(start).max() or 1.0)).astype(np.float32)
-    # UMAP's default, which must be less than the number of items.
+    # The default of UMAP is 15, but it must be less than the number of items.
     neighbours = min(15, len(vectors) - 1)
-    # One job, since several would not give the same map twice.
+    # Several jobs would not give the same map twice.
     points: Points = UMAP(n_neighbors=neighbours, init=start, random_state=seed, n_jobs=1).fit_transform(vectors)
     return points
 
@@ -215,12 +217,9 @@ NEIGHBOUR_METHODS: Mapping[Method, tuple[Callable[[np.ndarray, Points, int], Poi
 
 
 def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
-    """Return the new map, shifted, turned and scaled to the old one; with a note instead where that is impossible.
+    """Return the new map, shifted, turned and scaled to the old one; with a note instead if that is impossible.
 
-    Args:
-        new: The map to align.
-        old: The map to align with.
-        by_id: Whether the ids of both maps tell items apart. Otherwise items are matched by index, if all labels agree.
+    `by_id` matches items by their ids. Otherwise they are matched by index, if all labels agree.
     """
     pair = None
     if by_id or np.array_equal(new.labels, old.labels):
@@ -277,11 +276,11 @@ def _has_point(projection: Projection) -> Bool[np.ndarray, "items"]:
 
 # Colours of the named classes; no two are equal.
 COLOURS = (*style.CYCLE, style.WINE, style.OLIVE, style.INDIGO, style.BROWN, style.YELLOW)
-MAX_CLASSES = 12  # more pairs of a colour and a mark are not told apart
+MAX_CLASSES = 12  # more pairs of a colour and a mark are hard to distinguish
 HEIGHT = 4.4  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
 LEGEND_COLUMNS = 3
-# In place of the number of a named class: all other classes.
+# The number of all classes that are not named.
 UNNAMED = -1
 
 
@@ -302,14 +301,14 @@ def embedding_map(
         projection: What `project` returned.
         names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the labels.
         title: A line above the map.
-        highlighted: Labels to name, such as those of the weakest classes; by default the largest classes.
+        highlighted: Labels to name, such as the labels of the weakest classes; by default the largest classes.
         most: Number of classes to name, 1 to 12.
 
     Returns:
         A figure of 6 inches in width.
 
     Raises:
-        ValueError: If there is no item, or the number of classes to name is not 1 to 12.
+        ValueError: If there are no items, or the number of classes to name is not 1 to 12.
 
     Examples:
         >>> from fewshot_callbacks.plots.embedding_map import project
@@ -347,7 +346,7 @@ def _new_map(projection: Projection, title: str, legend_entries: int) -> tuple[F
     axes.set(xlabel=x_label, ylabel=y_label, aspect="equal", adjustable="datalim")
     axes.locator_params(nbins=5)
     if projection.method != "pca":
-        # The coordinates of these maps mean nothing: only which items are near to each other does.
+        # The coordinates of these maps have no meaning: only closeness of items does.
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
     return figure, axes
 
@@ -363,17 +362,17 @@ def _numbers_among(named_labels: Sequence[Any], labels: Shaped[np.ndarray, "item
 def _largest_classes(labels: Shaped[np.ndarray, "items"], most: int) -> list[Any]:
     """Return the labels of the largest classes, in the order of labels."""
     classes, sizes = np.unique(labels, return_counts=True)
-    # Integers that were written as words are sorted as integers are: 2 before 10.
+    # Integers that are written as words are sorted as integers: 2 before 10.
     order = sorted(range(len(classes)), key=lambda index: _natural_key(classes[index]))
     classes = classes[order]
     sizes = sizes[order]
     largest = np.argsort(-sizes, kind="stable")[:most]
-    # They are in the order of the labels, so that a class keeps its colour when another one becomes larger.
+    # The order of the labels lets a class keep its colour when another one becomes larger.
     return [classes[index] for index in sorted(largest)]
 
 
 def _natural_key(label: Any) -> tuple[Any, ...]:
-    """Return a key that sorts words with numbers in them by these numbers, and labels that are numbers as they are."""
+    """Return a key that sorts words with numbers in them by these numbers, and labels that are numbers by their value."""
     if not isinstance(label, str):
         return (label,)
     # Every second part is a number.
@@ -382,7 +381,7 @@ def _natural_key(label: Any) -> tuple[Any, ...]:
 
 
 def _class_name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:
-    """Return the name of a class; a label without a name is its own."""
+    """Return the name of a class; a label without a name is its own name."""
     key = label.item() if isinstance(label, np.generic) else label
     if names is None:
         return str(key)
@@ -398,9 +397,9 @@ def _draw_items(
 
     Args:
         axes: The axes to draw on.
-        points: Where each item is.
+        points: The position of each item.
         numbers: The number of its class among the named ones; `UNNAMED` for all others.
-        legend: Names of the named classes, and what stands for all others, if there are any.
+        legend: Names of the named classes, and a name for all others, if there are any.
         named_classes: Number of named classes.
     """
     size = _marker_area(len(points))
@@ -432,7 +431,7 @@ def _draw_items(
 
 
 def _marker_area(items: int) -> int:
-    """Return the area of a marker in square points: many items have small ones."""
+    """Return the area of a marker in square points: many items have small markers."""
     if items <= 300:
         return 30
     if items <= 3000:

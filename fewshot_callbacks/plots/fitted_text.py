@@ -1,4 +1,4 @@
-"""Text that fits: lines of characters that the fonts hold, measured, shortened or wrapped to a width.
+"""Text that fits: lines of characters that the fonts have, measured, shortened or wrapped to a width.
 
 The functions measure each line as it will be drawn. `textwrap` counts letters instead, so that lines of wide letters and of
 CJK text leave their box. matplotlib's `wrap=True` breaks lines at spaces only, at the edge of the figure, and has no largest
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.textpath import text_to_path
 
-# Fonts of the common systems for what DejaVu Sans, which comes with matplotlib, does not hold.
+# Fonts of the common systems for characters that DejaVu Sans, which comes with matplotlib, lacks.
 FALLBACK_FONTS = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
@@ -51,10 +51,10 @@ ROUNDING = 1.03
 
 
 def readable(text: object) -> str:
-    r"""Write a value in one line of characters that the fonts hold.
+    r"""Return a value as one line of characters that the fonts have.
 
     White space of any kind and length becomes one space, and characters that cannot be seen are dropped. A character that no
-    font holds becomes □. If no font holds any character of the text, their code points tell one label from another. A text
+    font has becomes □. If no font has any character of the text, code points distinguish the labels. A text
     of more than `MAX_TEXT` characters loses its middle.
 
     Args:
@@ -100,7 +100,7 @@ def shorten(text: object, width: float, size: float) -> str:
 def shorten_readable(line: str, width: float, size: float) -> str:
     r"""Cut the middle out of a readable text that is too long.
 
-    It serves a line that is put together of several texts, each of which `readable` has made readable.
+    It is for a line of several texts, after `readable` has made each of them readable.
 
     Args:
         line: What `readable` returned, or several of these in one line.
@@ -119,7 +119,7 @@ def shorten_readable(line: str, width: float, size: float) -> str:
     letters = _unescaped(line)
 
     def without_middle(count: int) -> str:
-        # The beginning is read first, so it gets three fifths of the letters, rounded up.
+        # Readers see the beginning first, so it gets three fifths of the letters, rounded up.
         head = (3 * count + 4) // 5
         tail = count - head
         beginning = letters[:head].rstrip()
@@ -181,7 +181,7 @@ def font_families() -> tuple[str, ...]:
 def _first_line(text: str, width: float, size: float) -> str:
     """Return the beginning of a text that fills a line, up to a space if there is one."""
     count = _largest_fit(lambda letters: text[:letters].rstrip(), min(len(text), MAX_LINE), width, size)
-    # A line has at least one letter, even a letter that is too wide, or the text would never end.
+    # A line has at least one letter, even a letter that is too wide, or the loop would never end.
     count = max(1, count)
     space = text.rfind(" ", 0, count + 1)
     if count < len(text) and space > 0:
@@ -198,20 +198,20 @@ def _with_ellipsis(line: str, width: float, size: float) -> str:
 
 def _largest_fit(cut: Callable[[int], str], limit: int, width: float, size: float) -> int:
     """Return the largest number of letters, from 0 to `limit`, for which the text `cut(number)` fits the width."""
-    # By bisection, since each measurement lays out the whole text.
+    # Bisection needs few measurements, and each of them lays out the whole text.
     return bisect_left(range(1, limit + 1), True, key=lambda count: width_of(cut(count), size) > width)
 
 
 @functools.cache
 def _drawable_code_points() -> frozenset[int]:
-    """Code points that one of the fonts holds."""
-    # No fallback is allowed: another font in the place of a missing one would promise characters that are not drawn.
+    """Code points that one of the fonts has."""
+    # No fallback is allowed: another font in place of a missing font would promise characters that are not drawn.
     paths = [findfont(FontProperties(family=[name]), fallback_to_default=False) for name in font_families()]
     return frozenset(point for path in paths for point in get_font(path).get_charmap())
 
 
 def _escaped(text: str) -> str:
-    """Return a text in which a dollar sign starts no formula of matplotlib."""
+    """Return a text in which a dollar sign does not start a matplotlib formula."""
     return text.replace("$", r"\$")
 
 

@@ -31,12 +31,12 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
     One channel is shown in grey, two as the grey mean of both, three as red, green and blue, four as red, green, blue
     and alpha on white; of more than four, the first three are shown. Integers between 0 and 255 are divided by 255.
     Fractions between 0 and 1 are kept. Other values are stretched so that the smallest becomes black and the largest
-    white, or are all mid-grey if they are equal. NaN and infinity are mid-grey. A Pillow image is turned upright, as its
-    Exif tag says, and lies on white where it is transparent.
+    white, or are all mid-grey if they are equal. NaN and infinity are mid-grey. A Pillow image is turned upright by its
+    Exif tag, and transparent parts are white.
 
     Args:
         image: A tensor (channels, height, width) or (height, width); an array (height, width) or (height, width,
-            channels), or with the channels first if no other axis can hold the channels; or a Pillow image.
+            channels), or with the channels first if no other axis can be the channels; or a Pillow image.
         mean: Mean of the normalisation that is undone, one value or one per channel. The result is clipped to [0, 1],
             or to [0, 255] if a mean is greater than 1.
         std: Standard deviation of that normalisation, in the same form.
@@ -102,11 +102,11 @@ def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
 
 
 def _prepared(image: Image.Image) -> Image.Image:
-    """Return a picture that is upright, opaque and of red, green and blue; numbers of more than 8 bits stay as they are."""
+    """Return an upright, opaque picture in red, green and blue. Numbers of more than 8 bits are unchanged."""
     if not has_known_range(image) or image.mode.startswith("I;16"):
         return upright(image)
     opaque = as_seen(image)
-    # Numbers of a palette or of another colour space would be shown as if they were red, green and blue.
+    # Otherwise numbers of a palette or of another colour space would be shown as red, green and blue.
     return opaque.convert("RGB") if opaque.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else opaque
 
 
@@ -148,7 +148,7 @@ def _stretched(values: Float[np.ndarray, "height width channels"]) -> Float[np.n
 def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -> Float[np.ndarray, "..."]:
     """Return the means of the smallest squares of pixels that make the longer side short enough.
 
-    Pixels at the right and lower edge that fill no square are cut off.
+    Pixels at the right and lower edge that do not fill a square are cut off.
     """
     height, width, channels = values.shape
     step = -(-max(height, width) // longest)  # rounded up
@@ -161,9 +161,9 @@ def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -
     return small
 
 
-MAX_COLUMNS = 6  # neighbours beside a query: a picture of 70 pixels, where the figure has 600
-# All places and sizes of the panels are in inches, from the upper left corner of the figure: x to the right, y downwards. So
-# `left` is an x; `top`, `middle` and `below` are a y; and `corner` is the upper left corner of a box.
+MAX_COLUMNS = 6  # neighbours next to a query: pictures have 70 of 600 pixels
+# All positions and sizes of the panels are in inches, from the upper left corner of the figure: x to the right, y
+# downwards. So `left` is an x; `top`, `middle` and `below` are a y; and `corner` is the upper left corner of a box.
 #
 # Distances around the figure, between two cells, and between two queries.
 EDGE = 0.1
@@ -270,7 +270,7 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
         A figure of 6 inches in width, as high as its rows.
 
     Raises:
-        ValueError: If there is no row.
+        ValueError: If there are no rows.
 
     Examples:
         >>> cat = Item("a cat on a mat", "cat")
@@ -298,14 +298,14 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Where the cells of a row are, in inches: the query on the left, its neighbours in lines beside it."""
+    """Where the cells of a row are, in inches: the query on the left, its neighbours in lines on its right."""
 
     columns: int
     lines: int
 
     @classmethod
     def of(cls, neighbours: int) -> "_Grid":
-        """Return a grid for so many neighbours, in lines of equal length."""
+        """Return a grid for this number of neighbours, in lines of equal length."""
         lines = max(1, -(-neighbours // MAX_COLUMNS))  # rounded up
         columns = max(1, -(-neighbours // lines))
         return cls(columns, lines)
@@ -313,7 +313,7 @@ class _Grid:
     @property
     def size(self) -> float:
         """The height and width of a picture."""
-        # A gap stands before each neighbour, and two more between the query and its neighbours.
+        # There is a gap before each neighbour, and two more between the query and its neighbours.
         gaps = (self.columns + 2) * GAP
         return min((style.WIDTH - 2 * EDGE - gaps) / (self.columns + 1), MAX_PICTURE)
 
@@ -363,7 +363,7 @@ def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
 def _draw_neighbour(
     axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, size: float
 ) -> None:
-    """Draw the picture of a neighbour; below it its label, and a coloured badge with its rank beside its score."""
+    """Draw the picture of a neighbour; below it its label, and a coloured badge with its rank next to its score."""
     look = RELEVANT_LOOK if neighbour.relevant else IRRELEVANT_LOOK
     _draw_picture(axes, neighbour.item, left, top, size)
     _draw_frame(axes, left, top, size, look.colour, look.dashes)
@@ -381,7 +381,7 @@ def _draw_neighbour(
 
 
 def _draw_picture(axes: Axes, item: Item, left: float, top: float, size: float) -> None:
-    """Draw what is shown of an item inside a square: its text, its image, or the words "no image"."""
+    """Draw an item inside a square: its text, its image, or the words "no image"."""
     if isinstance(item.picture, str):
         line_height = 1.25 * ITEM_TEXT / 72
         lines = wrap(item.picture, size - 2 * TEXT_PADDING, int((size - LINES_MARGIN) / line_height), ITEM_TEXT)
@@ -401,7 +401,7 @@ def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, size: float) 
     half_width = size * width / longer / 2
     half_height = size * height / longer / 2
     left, right, bottom, top = axes.axis()
-    # An image with fewer pixels than the screen has there would be blurred if it were smoothed.
+    # Smoothing would blur an image with fewer pixels than its place on the screen.
     smoothing: Literal["nearest", "auto"] = "nearest" if longer < SCREEN_RESOLUTION * size else "auto"
     axes.imshow(
         np.broadcast_to(image, (height, width, 3)),
@@ -411,7 +411,7 @@ def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, size: float) 
         vmin=0,
         vmax=1,
     )
-    axes.set(xlim=(left, right), ylim=(bottom, top))  # imshow has set them to the image
+    axes.set(xlim=(left, right), ylim=(bottom, top))  # imshow has changed the limits to the image
 
 
 def _draw_frame(axes: Axes, left: float, top: float, size: float, colour: str, dashes: Dashes) -> None:

@@ -22,7 +22,7 @@ from fewshot_callbacks.files.outputs import WRITER, write_whole
 from fewshot_callbacks.functional.statistics import student_interval
 from fewshot_callbacks.plots.fitted_text import font_families, shorten
 
-# Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind tell apart.
+# Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind can distinguish.
 BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY_BLUE = "#56B4E9"
@@ -31,16 +31,15 @@ YELLOW = "#F0E442"
 BLUE = "#0072B2"
 VERMILION = "#D55E00"
 PURPLE = "#CC79A7"
-# Further colours, for more classes than that palette has.
+# Further colours, for more classes than that palette supports.
 WINE = "#882255"
 OLIVE = "#999933"
 INDIGO = "#332288"
 BROWN = "#7F4A1E"
-# Colours of what is beside the point: notes, grid lines, the classes that are not named.
+# Colours of secondary elements: notes, grid lines, classes that are not named.
 GREY = "#595959"
 LIGHT_GREY = "#D9D9D9"
 
-# Colours of relevant and of irrelevant items and pairs.
 RELEVANT = GREEN
 IRRELEVANT = VERMILION
 # The colours and markers of curves, from the first to the last.
@@ -64,7 +63,7 @@ METHODS: Mapping[str, MethodStyle] = {
     "other": MethodStyle(GREY, "D", (0, (1.2, 1.2))),
 }
 
-# What a legend calls the band.
+# The name of the band in a legend.
 BAND = "95 % interval of the mean of {seeds} seeds"
 
 Format = Literal["png", "svg"]
@@ -128,7 +127,7 @@ def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         with house_style():
             figure = draw(*args, **kwargs)
             # matplotlib arranges a figure when it is first drawn, with the settings of that moment, so it is drawn here.
-            # A figure without a layout engine is placed by hand; drawing it would only cost a fifth of its time.
+            # A figure without a layout engine is arranged by hand; drawing it here would cost a fifth of its time.
             if figure.get_layout_engine() is not None:
                 figure.draw_without_rendering()
         return figure
@@ -152,7 +151,7 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
         [6.0, 4.0]
     """
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained" if arranged else None)
-    # Pixels without a window, whichever backend the user has chosen.
+    # This canvas draws pixels without a window, whichever backend the user has chosen.
     FigureCanvasAgg(figure)
     return figure
 
@@ -227,8 +226,8 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
     if file_format not in get_args(Format):
         raise InputError(f"A figure is written as png or svg, not as {file_format!r}.")
     content = io.BytesIO()
-    # The writer's name tells pictures of the package from others. A version or a date would make two files of one figure
-    # differ.
+    # The writer's name distinguishes pictures of the package from others. A version or a date would make two files of
+    # one figure differ.
     metadata = {"Software": WRITER} if file_format == "png" else {"Date": None}
     with house_style():
         figure.savefig(content, format=file_format, dpi=resolution or RESOLUTION, metadata=metadata, facecolor="white")

@@ -107,7 +107,7 @@ class Conv4(nn.Module):
             )
         self.output_dim((height, width))  # refuses images that would vanish
         if images.device.type == "cpu":
-            # There, convolutions are faster with the channels last in memory: benchmarks/episodes.py.
+            # On CPUs, convolutions are faster with the channels last in memory: benchmarks/episodes.py.
             images = images.to(memory_format=torch.channels_last)
         features: Tensor = self.blocks(images)  # (batch, width, height // 16, width // 16)
         return features.flatten(start_dim=1)  # (batch, dim)
@@ -181,7 +181,7 @@ def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: 
     """Return embeddings, one for each image; refuse anything else.
 
     Raises:
-        ValueError: With the shape or type that the backbone returned.
+        ValueError: The output is invalid; the message has its shape or type.
     """
     if isinstance(embeddings, Tensor) and embeddings.ndim == 2 and len(embeddings) == images:
         return embeddings
@@ -201,7 +201,8 @@ def _conv_block(in_channels: int, out_channels: int, init: ConvolutionInit) -> n
         convolution,
         nn.BatchNorm2d(out_channels),
         nn.MaxPool2d(kernel_size=2),
-        # The ReLU commutes with the maximum, and after it a quarter of the numbers is left, also in the backward pass.
+        # The ReLU commutes with the maximum, and after the maximum it only has a quarter of the work, also in the
+        # backward pass.
         nn.ReLU(inplace=True),
     )
 

@@ -40,7 +40,7 @@ class ClassVectors(nn.Module):
         head: The head.
 
     Raises:
-        ValueError: If there is no class or no dimension.
+        ValueError: If the number of classes or of dimensions is below 1.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 4 and appendix E.
@@ -115,7 +115,7 @@ class SupportClassifier(nn.Module):
         class_names: The words of the support, sorted; None where labels were integers.
 
     Raises:
-        ValueError: If there is no such representation.
+        ValueError: If the representation is unknown.
 
     Examples:
         >>> import torch
@@ -140,7 +140,8 @@ class SupportClassifier(nn.Module):
         self.representation = representation
         self.classes: Int[Tensor, "classes"] | None = None
         self.class_names: tuple[str, ...] | None = None
-        # No buffers: their shapes follow the support, and a `state_dict` of another shape could not be loaded.
+        # These are not buffers: their shapes follow the support, and a `state_dict` of another shape could not be
+        # loaded.
         self._points = torch.empty(0)  # (points, dim)
         self._class_of_point = torch.empty(0, dtype=torch.int64)  # (points,): positions in `classes`
 
@@ -166,7 +167,7 @@ class SupportClassifier(nn.Module):
         if self.representation == "mean":
             if isinstance(self.head, DistanceHead) and self.head.on_sphere:
                 points = on_unit_sphere(points)
-            # Not `prototypes`, which needs the same number of items in each class.
+            # `prototypes` would need the same number of items in each class.
             sums = points.new_zeros(len(self.classes), points.shape[1]).index_add_(0, members, points)
             points = sums / members.bincount(minlength=len(self.classes))[:, None]
             members = torch.arange(len(self.classes), device=points.device)
@@ -237,7 +238,7 @@ class SupportClassifier(nn.Module):
         return embeddings if isinstance(embeddings, Tensor) else as_tensor(embeddings, "embeddings", call)
 
     def _embedded(self, items: Any) -> Tensor:
-        """Return the embeddings of queries, which have as many dimensions as those of the support."""
+        """Return the embeddings of queries; refuse another number of dimensions than the support's."""
         self._fitted_classes()
         embeddings = self._embeddings_of(items, type(self).__name__)
         if embeddings.shape[-1] != self._points.shape[1]:
@@ -268,7 +269,7 @@ class SupportClassifier(nn.Module):
 
 
 def _exact(embeddings: Tensor) -> Tensor:
-    """Return embeddings in float64; on MPS, which has none, in float32."""
+    """Return embeddings in float64; in float32 on MPS, which has no float64."""
     return embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
 
 

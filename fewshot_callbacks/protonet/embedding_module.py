@@ -33,7 +33,7 @@ FORM_ENTRY = "form_of_labels"
 def embed_in_pieces(
     embed: Callable[[Tensor], Tensor], images: Shaped[Tensor, "images *shape"], size: int, module: nn.Module
 ) -> Float[Tensor, "images dim"]:
-    """Return the embeddings of a batch; the memory holds the graph of one piece at a time.
+    """Return the embeddings of a batch; only the graph of one piece at a time is in memory.
 
     Each piece is embedded without a graph. In the backward pass, when the gradient with respect to its embeddings is
     known, it is embedded again with a graph. The random state of PyTorch and autocast are the same both times. The second
@@ -98,7 +98,7 @@ def of_all_processes(local_rows: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor
         local_rows: The rows of this process.
 
     Returns:
-        All rows; those of this process if there is no other.
+        All rows; the rows of this process if it is the only one.
 
     Examples:
         >>> of_all_processes(torch.tensor([[1.0], [2.0]])).tolist()
@@ -123,7 +123,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # A contiguous copy: the sum is written into it, and other functions may read the gradient.
+        # The sum is written into a contiguous copy, since other functions may read the gradient.
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total)
         return total[ctx.rows]
@@ -133,7 +133,7 @@ class EmbeddingModule(LightningModule):
     """Trains a backbone with a loss of a whole batch of embeddings; the batch can be embedded in smaller pieces.
 
     The loss is computed on the joined batch of all processes: under DDP, embeddings and labels are gathered with
-    gradients, and the step equals that of one process with the joined batch. Optimisation is automatic, so that
+    gradients, and the step equals a step of one process with the joined batch. Optimisation is automatic, so that
     precision, gradient clipping, `accumulate_grad_batches` and schedulers work as in any module.
 
     Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and,
@@ -214,9 +214,9 @@ class EmbeddingModule(LightningModule):
             self.save_hyperparameters()
         self.backbone = make_backbone(backbone, in_channels)
         self.loss = loss
-        # label that is a word -> its number, in the order in which the labels came
+        # word used as a label -> its number, in order of appearance
         self._number_of_word: dict[str, int] = {}
-        # "strings" or "numbers", as the labels of all processes are from the first batch on
+        # "strings" or "numbers": the form of the labels of all processes from the first batch on
         self._form_of_labels: str | None = None
         self.micro_batch = micro_batch
         self.ap_every_n_steps = ap_every_n_steps
@@ -260,7 +260,7 @@ class EmbeddingModule(LightningModule):
                 f"is a single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
-        # The loss ranks the items of the whole batch: the mean of the losses of its parts would be another loss.
+        # The loss ranks the items of the whole batch: the mean of the losses of its parts would be a different loss.
         all_embeddings = of_all_processes(embeddings)
         all_labels = of_all_processes(self._targets(labels))
         loss = self._checked(self.loss(all_embeddings, all_labels))
@@ -307,11 +307,11 @@ class EmbeddingModule(LightningModule):
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "EmbeddingModule")
 
     def _targets(self, labels: Any) -> Tensor:
-        """Return the labels that the loss is given: tensors as they are, and a number for each word.
+        """Return the labels for the loss: tensors as they are, and a number for each word.
 
         *Collective* for words, and in the first step.
 
-        A word keeps its number in all batches and processes and over a resumed run, for a loss may remember earlier
+        A word keeps its number in all batches and processes and over a resumed run, since a loss may remember earlier
         batches. New words are numbered in alphabetical order, which is the same in every process.
         """
         read = labels if isinstance(labels, Tensor) else as_labels(labels, "labels", "EmbeddingModule")
@@ -329,8 +329,8 @@ class EmbeddingModule(LightningModule):
     def _refuse_another_form(self, labels: Tensor | Labels) -> None:
         """Refuse strings where other batches or processes have numbers. *Collective* until a process has had labels.
 
-        Only the first batch is compared with those of the other processes. A process whose later batch differs from it
-        raises alone, as for any other batch that cannot be trained on, and the others end with it.
+        Only the first batches of all processes are compared. If a later batch of a process differs from its first one,
+        only this process raises, as for any other invalid batch, and the others end with it.
         """
         form = _form_of(labels)
         if self._form_of_labels is None:
@@ -366,19 +366,19 @@ class EmbeddingModule(LightningModule):
         if self.ap_every_n_steps and batch % self.ap_every_n_steps == 0:
             is_hamming = criterion.similarity == "hamming"
             report = evaluate_retrieval(
-                # As `BinaryCodes` decides in evaluation, where 0 becomes 1.
+                # `BinaryCodes` decides in the same way in evaluation, where 0 becomes 1.
                 embeddings >= 0 if is_hamming else embeddings,
                 labels,
                 similarity="hamming" if is_hamming else "cosine",  # distances on the unit sphere rank as cosines do
                 metrics=("mAP", "recall@1"),
             )
             self.log("train/batch_AP", report.mAP, batch_size=len(labels), logger=False)
-            for logger in self.loggers:  # `log` would repeat the value to them on every step until the next one
+            for logger in self.loggers:  # `log` would repeat the value on every step until the next one
                 logger.log_metrics({"train/batch_AP": report.mAP}, step=self.global_step)
 
 
 def _form_of(labels: Tensor | Labels) -> str | None:
-    """Return the form of labels, "strings" or "numbers"; None without items, since no labels go with both."""
+    """Return the form of labels, "strings" or "numbers"; None without items, which fit both forms."""
     if isinstance(labels, Tensor):
         return "numbers" if labels.numel() else None
     if not len(labels):

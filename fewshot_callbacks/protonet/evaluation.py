@@ -22,11 +22,11 @@ from fewshot_callbacks.system.words import counted, verb, with_article
 # Embedding components that `evaluate_episodes` scores at once: 16 MiB in float32, however many episodes.
 NUMBERS_AT_ONCE = 2**22
 
-# The value of `EpisodeAccuracy.episodes_hash` if the loader of the episodes has no `EpisodeList` to name them by.
+# The value of `EpisodeAccuracy.episodes_hash` if the loader of the episodes has no `EpisodeList` to identify them.
 UNKNOWN_EPISODES = "unknown"
 
-# Checkpoints hold the protocol and are loaded with weights_only=True. Older checkpoints name the modules in which it was
-# defined then.
+# Checkpoints contain the protocol and are loaded with weights_only=True. Older checkpoints name the modules in which it
+# was defined then.
 _OLD_NAMES = (f"{__name__}.EpisodeProtocol", f"{EpisodeProtocol.__module__}.protocol.EpisodeProtocol")
 torch.serialization.add_safe_globals([EpisodeProtocol, *((EpisodeProtocol, name) for name in _OLD_NAMES)])
 
@@ -37,7 +37,7 @@ def query_hits(
     """Score each query: 1 if its class has the largest logit, 0 if not, 1/k if k classes tie there.
 
     Sharing a tie gives a collapsed model, which puts every image on one point, chance accuracy for any order of the
-    classes. A row that holds NaN counts as NaN, not as a miss.
+    classes. A row with a NaN counts as NaN, not as a miss.
 
     Args:
         logits: Larger is closer.
@@ -111,7 +111,7 @@ def evaluate_episodes(
     images_per_episode = episode_list.ways * (shots + episode_list.queries)
     chunk = max(1, NUMBERS_AT_ONCE // (images_per_episode * embeddings.shape[1]))
     targets = torch.arange(episode_list.ways, device=device).repeat_interleave(episode_list.queries)
-    # The empty tensor is for a list without episodes, since `cat` joins at least one tensor.
+    # The empty tensor is for a list without episodes, since `cat` needs at least one tensor.
     accuracies = [torch.empty(0, dtype=torch.float64)]
     with torch.no_grad():
         for start in range(0, len(episode_list), chunk):
@@ -181,7 +181,7 @@ def episode_accuracy(
     """Compute the accuracy of a batch that is one episode, in float64 on the CPU.
 
     Raises:
-        ValueError: If it is no episode, or its sizes are not those of the protocol.
+        ValueError: If it is not an episode, or its sizes differ from the protocol's.
     """
     _, hits = score_batch(embeddings, labels, head, representation, protocol.shots, 1, "evaluation")
     ways, queries = hits.shape[1:]
@@ -212,7 +212,7 @@ def summarize_batches(
     count = len(accuracies)
     if isinstance(episodes, EpisodeList):
         return summarize_accuracies(accuracies, episodes.first(count), batch_statistics=batch_statistics)
-    # The images of these episodes are not known. Any indices do, since only the sizes of the list are read.
+    # The images of these episodes are unknown. Any indices will do, since only the sizes of the list are read.
     images_per_class = protocol.shots + protocol.queries
     indices = torch.arange(count * protocol.ways * images_per_class)
     indices = indices.reshape(count, protocol.ways, images_per_class)

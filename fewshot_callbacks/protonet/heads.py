@@ -21,7 +21,7 @@ HeadName = Literal["softmax", "dr"]
 """The heads that have a name; see `make_head`."""
 
 # Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite; the paper
-# adds as much under its square root.
+# adds the same value under its square root.
 EPSILON = 1e-10
 
 
@@ -86,7 +86,7 @@ def squared_distances(
         tensor.
 
     Raises:
-        ValueError: If there is no such distance.
+        ValueError: If the distance is unknown.
 
     Examples:
         >>> import torch
@@ -120,7 +120,7 @@ def _distances(query: Tensor, points: Tensor) -> Tensor:
 
 
 def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
-    """Scale each embedding to length 1; one of length 0 stays where it is, without a gradient.
+    """Return each embedding scaled to length 1; an embedding of length 0 is unchanged, without a gradient.
 
     Args:
         embeddings: Embeddings, with any number of leading dimensions.
@@ -149,7 +149,7 @@ def check_distance(distance: str, owner: str) -> None:
         owner: The function or class that it was passed to, for the message.
 
     Raises:
-        ValueError: If there is no such distance.
+        ValueError: If the distance is unknown.
     """
     fix = "Choose 'euclidean', or on the unit sphere 'unit_euclidean' or 'angular'."
     refuse_unknown(owner, "distance", distance, Distance, fix)
@@ -288,7 +288,8 @@ class DistanceRatioHead(DistanceHead):
 
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the logits `-rho / 2 * ln(d^2 + 1e-10)`, at most `11.52 rho`; see `DistanceHead.logits`."""
-        # In the type of the distances: `self.rho` is float32 here, whose rounding float64 distances would inherit.
+        # rho is computed in the type of the distances: float64 distances would inherit the rounding of the float32
+        # `self.rho`.
         rho = self.log_rho.to(squared.dtype).exp()
         return -0.5 * rho * (squared + EPSILON).log()
 
@@ -360,7 +361,7 @@ def class_logits(
         Logits, larger is closer.
 
     Raises:
-        ValueError: If there is no such representation, or no shot.
+        ValueError: If the representation is unknown, or there is no shot.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -377,7 +378,7 @@ def class_logits(
     """
     check_representation(representation, "class_logits")
     ways, shots = support.shape[-3:-1]
-    # With one shot both are the same, and `prototypes` refuses 0 shots in words.
+    # With one shot both are the same, and `prototypes` refuses 0 shots with a message.
     if representation == "mean" or shots <= 1:
         on_sphere = isinstance(head, DistanceHead) and head.on_sphere
         logits: Tensor = head(query, prototypes(support, on_sphere=on_sphere))
@@ -395,7 +396,7 @@ def check_representation(representation: str, owner: str) -> None:
         owner: The function or class that it was passed to, for the message.
 
     Raises:
-        ValueError: If there is no such representation.
+        ValueError: If the representation is unknown.
     """
     fix = "Choose 'mean', the prototype of a class, or 'nearest', its support point nearest to the query."
     refuse_unknown(owner, "representation", representation, Representation, fix)

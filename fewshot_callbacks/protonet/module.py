@@ -42,12 +42,12 @@ from fewshot_callbacks.trainer.warning import warn, warn_of_other_package
 
 # Largest ln rho: above it rho is infinite in float32.
 MAX_LOG_RHO = math.log(torch.finfo(torch.float32).max)
-# Steps between two looks at rho on an accelerator, which has to be waited for at each.
+# Steps between two checks of rho on an accelerator, since each check waits for it.
 ACCELERATOR_INTERVAL = 50
 
 
 class ExponentWatch:
-    """Stops a training whose rho has become infinite or NaN.
+    """Stops a run if rho has become infinite or NaN.
 
     On a CPU it looks at every step. An accelerator would have to be waited for at each look, so there it looks once in
     50 steps, at all values since the last look: the step that it names is the right one.
@@ -58,7 +58,7 @@ class ExponentWatch:
 
     def __init__(self, interval: int | None = None) -> None:
         self.interval = interval
-        # Steps and their ln rho since the last look.
+        # Steps and their ln rho since the last check.
         self._recorded: list[tuple[int, Tensor]] = []
         # The last step with a finite rho, and that rho.
         self._last_finite: tuple[int, float] | None = None
@@ -68,15 +68,15 @@ class ExponentWatch:
 
         Args:
             step: Number of the step.
-            head: The head with the exponent; any other head is passed over.
-            wait: Look at once, as before a checkpoint or the end of a training.
+            head: The head with the exponent; any other head is ignored.
+            wait: Check at once, as before a checkpoint or the end of a run.
 
         Raises:
             ValueError: Rho is no longer a finite number.
         """
         if not isinstance(head, DistanceRatioHead):
             return
-        # A copy, since the optimiser writes the next value into the same tensor.
+        # The value is copied, since the optimiser writes the next value into the same tensor.
         self._recorded.append((step, head.log_rho.detach().clone()))
         interval = self.interval
         if not interval:
@@ -200,16 +200,15 @@ class ProtoNet(LightningModule):
         check_representation(representation, "ProtoNet")
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
         val_episodes = self.evaluation.episodes if val_episodes is None else val_episodes
-        # Validations may be shorter than the test: their intervals need not be as narrow.
+        # A validation may be shorter than the test: its interval need not be as narrow.
         self.validation = replace(self.evaluation, episodes=val_episodes)
-        # `save_hyperparameters` reads the arguments from the local names of this function. Under the name of the argument it
-        # finds plain numbers, which any reader of a checkpoint can load.
-        evaluation = asdict(self.evaluation)
         networks = {"backbone": backbone, "head": head}
         modules = [name for name, network in networks.items() if isinstance(network, nn.Module)]
-        self.save_hyperparameters(ignore=modules)
+        self.save_hyperparameters(ignore=[*modules, "evaluation", "val_episodes"])
         if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
             self.save_hyperparameters()
+        else:  # plain numbers, which any reader of a checkpoint can load
+            self.save_hyperparameters({"evaluation": asdict(self.evaluation), "val_episodes": val_episodes})
         self.backbone = make_backbone(backbone, in_channels)
         self.head = make_head(head)
         self.representation: Representation = representation
@@ -246,9 +245,10 @@ class ProtoNet(LightningModule):
         loss, hits = score_batch(
             embeddings, labels, self.head, self.representation, self.shots, self.episodes_per_batch, "training"
         )
-        # Each rank has other episodes, so that the mean over all ranks is logged.
+        # Each rank has other episodes, so the mean over all ranks is logged.
         self.log("train/loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
-        # The progress bar leaves about 18 columns of a terminal of 80 to all values, so this one stands in the logs alone.
+        # The progress bar of an 80-column terminal has about 18 columns for all values, so this one is only in the
+        # logs.
         self.log("train/accuracy", hits.mean(), sync_dist=True, batch_size=len(labels))
         if isinstance(self.head, DistanceRatioHead):
             self.log("train/rho", self.head.rho, batch_size=len(labels))
@@ -265,7 +265,7 @@ class ProtoNet(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Drop the embeddings of an aborted epoch; in a fit, check that rho is still a number."""
-        # A checkpoint may be written after the validation, and must not hold a rho that is no number.
+        # A checkpoint may be written after validation, and must not have a rho that is not finite.
         if self.trainer.state.fn == "fit":
             self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore(call="ProtoNet") for _ in evaluation_loaders(self.trainer)]
@@ -287,7 +287,8 @@ class ProtoNet(LightningModule):
             try:
                 store.append(embeddings, read)
             except ValueError as misfit:
-                # The batch does not fit the earlier ones. A metric ends no training: the values of this set will be NaN.
+                # The batch does not fit the earlier ones. A metric must not end the run: the values of this set will be
+                # NaN.
                 self._misfits.setdefault(dataloader_idx, misfit)
             return {"embeddings": embeddings, "labels": labels}
         with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
@@ -353,7 +354,7 @@ class ProtoNet(LightningModule):
             key = f"{stage}{suffix}"
             self.evaluation_results.pop(key, None)
             try:
-                # A process whose batches do not fit each other tells the others, which would wait for its items.
+                # A process with batches that do not fit each other informs the others, which would wait for its items.
                 with all_processes().together():
                     if number in self._misfits:
                         raise self._misfits[number]
@@ -368,11 +369,11 @@ class ProtoNet(LightningModule):
             result = self.evaluation_results.get(key)
             self._announce(key, result)
             for name, value in logged_values(result).items():
-                # At the end of an epoch Lightning no longer knows the loader, so that the suffix is part of the name.
+                # At the end of an epoch Lightning no longer knows the loader, so the suffix is part of the name.
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
 
     def _announce(self, key: str, result: EpisodeAccuracy | None) -> None:
-        """Print which episodes were scored, and why values of theirs are NaN, once and again when they change."""
+        """Print which episodes were scored, and why their values are NaN, once and again when they change."""
         if result is not None and self._announced.get(key) != result.episodes_in_words:
             self._announced[key] = result.episodes_in_words
             rank_zero_info(f"{key}: accuracies are of {result.episodes_in_words}.")

@@ -5,8 +5,8 @@ A further finding takes six steps:
 1. `find` computes it.
 2. `ReportFindings` has a field for it.
 3. `page.page_data` writes it for the script. It names each item by `PageWriter.item`, which also requests the picture of the
-   item. Pictures are added to the file in the order of these calls until it is full: the call of a finding stands after
-   those of more important ones.
+   item. Pictures are added to the file in the order of these calls until it is full, so calls for more important
+   findings come first.
 4. `templates/report.html.jinja`, which has all findings as `findings`, and `templates/report.js` show it.
 5. `page._omissions` has a sentence on it where it is sampled or cut.
 6. The table of sections in `docs/report.md` lists it.
@@ -29,8 +29,8 @@ from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.report.items import Key, ReportItems
 from fewshot_callbacks.report.settings import ReportSettings
 
-# Largest number of worst queries of one class, so that one class does not fill the list. The pages for users say it in
-# words, and `tests/report/test_findings.py` compares them.
+# Largest number of worst queries of one class, so that one class does not fill the list. User pages spell it out, and
+# `tests/report/test_findings.py` compares them.
 WORST_OF_A_CLASS = 3
 # Number of first neighbours of a query among which confusions are counted.
 CONFUSION_K = 5
@@ -132,7 +132,7 @@ class Model:
 
 
 def _is_relevant(query_label: Any, item_label: Any) -> bool:
-    """Decide whether an item is relevant: it has the label of the query, or one of them if there are several."""
+    """Return whether an item has the label of the query, or one of its labels."""
     if isinstance(query_label, tuple) and isinstance(item_label, tuple):
         return not set(query_label).isdisjoint(item_label)
     return bool(query_label == item_label)
@@ -248,10 +248,10 @@ def _each_once(queries: Sequence[int]) -> list[int]:
 
 
 def _compare(model: Model, other: Model, settings: ReportSettings) -> ModelComparison:
-    """Find the queries that two models rank most differently, and what the second model retrieves for them.
+    """Return the queries that two models rank most differently, with the second model's retrieved items.
 
-    There are at most `CHANGED` that the first model ranks better, and as many that it ranks worse, at most
-    `CHANGED_OF_A_CLASS` of a class each.
+    Both the queries that the first model ranks better and the queries that it ranks worse are limited to `CHANGED`, and
+    to `CHANGED_OF_A_CLASS` per class.
     """
     labels = model.report.query_labels.numpy()
     gain = (model.report.per_query["mAP"] - other.report.per_query["mAP"]).numpy()
@@ -298,7 +298,7 @@ def _lowest_of_classes(
 ) -> list[int]:
     """Return the queries of the lowest values, at most `count` in all and `most_of_a_class` of each class.
 
-    Queries whose value is NaN are never chosen.
+    Queries with a NaN are never chosen.
     """
     lowest: list[int] = []
     count_of_class: Counter[int] = Counter()
@@ -356,7 +356,7 @@ def _rows_of(neighbours: Neighbours, rows: Int[np.ndarray, "chosen"], k: int) ->
 
 
 def _most_confused(neighbours: Neighbours, model: Model) -> dict[Any, tuple[Any, float]]:
-    """Find for each label of queries the other label that is most frequent among their neighbours, and its share."""
+    """Return, for each label of queries, the most frequent other label among their neighbours, and its share."""
     labels = model.queries.labels
     neighbours_of_label: Counter[Any] = Counter()
     for query, count in zip(neighbours.query_indices.tolist(), neighbours.found.tolist(), strict=True):
@@ -384,7 +384,7 @@ def _evaluated_items(model: Model) -> _EvaluatedItems:
     query_keys: list[Key] = [(0, index) for index in range(len(queries))]
     if gallery is None:
         return _EvaluatedItems(queries.embeddings, list(queries.labels), query_keys)
-    # An item that is query and gallery item at once would vouch for its own label.
+    # An item that is both query and gallery item would confirm its own label.
     added = np.arange(len(gallery))
     if queries.ids is not None and gallery.ids is not None:
         added = np.flatnonzero(~np.isin(np.asarray(gallery.ids), np.asarray(queries.ids)))
@@ -399,7 +399,7 @@ def _evaluated_items(model: Model) -> _EvaluatedItems:
 
 
 def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | None, list[Key], list[str]]:
-    """Return the suspects, the set and index of each item that they number, and a note if they cannot be looked for."""
+    """Return the suspects, the set and index of each item that they number, and a note if the search is impossible."""
     if not settings.suspects:
         return None, [], []
     items = _evaluated_items(model)

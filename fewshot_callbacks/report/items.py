@@ -28,10 +28,10 @@ from fewshot_callbacks.files.images import (
 # The endings that torchvision's ImageFolder reads, and GIF.
 IMAGE_ENDINGS = (*ENDINGS, ".gif")
 
-# A function from the index of an item to what is shown of it: a Pillow image, a tensor, an array or a text. If it raises an
-# error, the report says so.
+# A function of the index of an item that returns its picture: a Pillow image, a tensor, an array or a text. If it
+# raises an error, the report notes it.
 Picture = Callable[[int], Any]
-# Largest number of characters that are shown of a text.
+# Largest number of characters of a text that are shown.
 MAX_TEXT = 160
 # Largest side of a picture that is encoded without loss, in pixels.
 MAX_LOSSLESS = 48
@@ -83,7 +83,7 @@ def image_files(folder: Path) -> list[Path]:
         The paths of the images, at least one.
 
     Raises:
-        ValueError: If there is no such folder, no image in it, or a link to a folder that was read already.
+        ValueError: If the folder does not exist, has no image, or has a link to a folder that was read already.
     """
     return find_images(folder).files
 
@@ -161,13 +161,13 @@ class Thumbnails:
                 self._add(key, name)
 
     def _add(self, key: Key, name: str) -> None:
-        """Add one item, or note why it is not added."""
+        """Add one item, or note why it is left out."""
         if self.free_bytes <= 0:
             self.omitted += 1
             return
         try:
             content, is_text = self._content(key)
-        except Exception as error:  # one image must not take the others with it
+        except Exception as error:  # one unreadable image must not affect the others
             self._note_failure(key, error)
             return
         self.free_bytes -= len(content) + len(name) + JSON_BYTES
@@ -191,7 +191,8 @@ class Thumbnails:
     def _note_failure(self, key: Key, error: Exception) -> None:
         set_number, index = key
         items = self.sets[set_number]
-        # A file name may be written from right to left: these characters keep its direction from the rest of the sentence.
+        # A file name may be written from right to left: these characters isolate its direction from the rest of the
+        # sentence.
         file = "" if items.files is None else f" (\u2068{items.files[index]}\u2069)"
         self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
 

@@ -172,7 +172,7 @@ def _class_means(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
-    """Return a number as the page holds it; None for NaN and for None."""
+    """Return a number as the page stores it; None for NaN and for None."""
     if value is None or math.isnan(value):
         return None
     return round(float(value), digits)
@@ -229,7 +229,7 @@ def page_data(
     """Write everything that the script of the page shows, but the pictures.
 
     Returns:
-        The data, and the items whose pictures they need, the most important first: those of the worst queries, then
+        The data, and the items whose pictures they need, the most important first: items of the worst queries, then of
         suspects, near duplicates, differences between two models, and further queries for the search.
     """
     writer = PageWriter(sets, model)
@@ -256,7 +256,7 @@ def page_data(
 
 
 def _suspects_data(writer: PageWriter, findings: ReportFindings, settings: ReportSettings) -> list[dict[str, Any]]:
-    """Write the most suspicious items, each with the neighbours that speak for another label."""
+    """Write the most suspicious items, each with the neighbours that support another label."""
     suspects = findings.suspects
     if suspects is None:
         return []
@@ -293,7 +293,7 @@ def _duplicates_data(writer: PageWriter, duplicates: Duplicates) -> dict[str, An
 
 
 def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: ReportFindings) -> list[list[Any]]:
-    """Write the queries that the first model ranks better, then those that it ranks worse, by both models each."""
+    """Return the queries that the first model ranks better, then the queries that it ranks worse, each by both models."""
     comparison = findings.comparison
     if comparison is None:
         return []
@@ -310,13 +310,13 @@ def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: R
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Bytes of a page without data and pictures, at most: its style, script and template are 39 kB.
+# Largest size in bytes of a page without data and pictures: its style, script and template are 39 kB.
 PAGE_BYTES = 120_000
-# Stands in the page until its size is known.
+# This text is in the page until its size is known.
 SIZE = "@SIZE@"
-# Characters that stand for the bytes of a file name that are no UTF-8; they cannot be written.
+# Characters in place of bytes of a file name that are not UTF-8; they cannot be written.
 _UNPAIRED = re.compile("[\ud800-\udfff]")
-# Largest number of failed pictures that are named; only the number of further ones is given.
+# Largest number of failed pictures that are named; further ones are only counted.
 NAMED_FAILURES = 10
 
 
@@ -381,7 +381,7 @@ def write_report(
     sets = [items for items in (queries, gallery, train) if items is not None]
     findings = find(model, other, train, settings, sets)
     content, requested = page_data(model, other, findings, sets, settings)
-    max_bytes = int(min(settings.max_mb * 1e6, 2**62))  # infinity is no bound
+    max_bytes = int(min(settings.max_mb * 1e6, 2**62))  # infinity has no integer
     picture_bytes = max_bytes - len(_json(content)) - PAGE_BYTES
     thumbnails = Thumbnails(sets, settings.thumbnail, picture_bytes, settings.background)
     thumbnails.add(requested)
@@ -420,7 +420,7 @@ def check_writable(path: str | Path) -> None:
             f"{path} cannot be written: there is no folder {folder}. Make it, or pass another path."
         )
     try:
-        # A file is made and deleted: permissions say nothing of a read-only file system.
+        # A file is made and deleted, since permissions do not show a read-only file system.
         descriptor, trial = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
     except OSError as error:
         raise PermissionError(
@@ -474,7 +474,7 @@ def _omissions(model: Model, findings: ReportFindings, thumbnails: Thumbnails, s
 
 
 def _json(content: dict[str, Any]) -> str:
-    """Write data that stands in a script element: no character in it can end the element."""
+    """Return data as JSON for a script element: no character in it can end the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -553,12 +553,12 @@ def fill(template: str, script: str, **words: Any) -> bytes:
     Returns:
         The page in UTF-8.
     """
-    # Labels and file names may come from anyone, so that all text is escaped.
+    # Labels and file names may come from anyone, so all text is escaped.
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
-    # The page allows no other style and script than these, whatever a label or a file name holds.
+    # The page only allows this style and this script, whatever a label or a file name contains.
     page = templates.get_template(template).render(
         version=__version__,
         writer=WRITER,

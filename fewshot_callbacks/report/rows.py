@@ -31,8 +31,8 @@ def write_rows(
 
     | column | value |
     | --- | --- |
-    | `position` | index of the query among those that were passed |
-    | `label` | its label, an integer or a string; missing where relevance is no single label |
+    | `position` | index of the query among the passed queries |
+    | `label` | its label, an integer or a string; missing if relevance is not a single label |
     | `average_precision` | missing for a query without a match |
     | `is_suspect` | whether its label may be wrong, with `suspects` |
     | `suggested_label` | the label that its neighbours suggest; missing for other items |
@@ -45,9 +45,9 @@ def write_rows(
 
     Args:
         path: The file to write.
-        report: Of `evaluate_retrieval`.
-        suspects: Of the same embeddings, as passed to `evaluate_retrieval`.
-        neighbours: Of the same queries; a query that it does not have has no neighbours in its row.
+        report: The report of `evaluate_retrieval`.
+        suspects: The suspects of the same embeddings, as passed to `evaluate_retrieval`.
+        neighbours: The neighbours of the same queries; a query that it lacks has no neighbours in its row.
         coordinates: (queries, 2) places on a map, as `plots.project` computes them.
         paths: File of each query.
 
@@ -92,14 +92,14 @@ def write_rows(
 
 
 def _positions(report: RetrievalReport) -> Tensor:
-    """Return the index of each query of a report among those that were passed."""
+    """Return the index of each query of a report among the passed queries."""
     queries = len(report.per_query["mAP"])
     positions = torch.arange(queries) if report.drawn is None else report.drawn
     return positions if report.counted is None else report.counted[positions]
 
 
 def _labels(report: RetrievalReport, queries: int) -> list[Any]:
-    """Return the label of each query, as it was given; None where relevance is no single label."""
+    """Return the label of each query, as it was given; None if relevance is not a single label."""
     if not report.classes:
         return [None] * queries
     labels = report.query_labels.tolist()
@@ -119,7 +119,7 @@ def _suspect_columns(positions: Tensor, suspects: Suspects) -> dict[str, Any]:
 
 
 def _neighbour_columns(positions: Tensor, neighbours: Neighbours, similarity: str) -> dict[str, Any]:
-    """Return the neighbours of each query with their distances, and their scores; none where there is no neighbour."""
+    """Return the neighbours of each query with their distances, and their scores; empty for a query without neighbours."""
     rows = {query: row for row, query in enumerate(neighbours.query_indices.tolist())}
     pairs: list[Any] = []
     scores: list[Any] = []
@@ -138,7 +138,7 @@ def _neighbour_columns(positions: Tensor, neighbours: Neighbours, similarity: st
 
 
 def _check_length(name: str, length: int, report: RetrievalReport, positions: Tensor) -> None:
-    """Refuse values that are not one for each query that was passed."""
+    """Refuse values unless there is one for each passed query."""
     least = int(positions.max()) + 1
     is_exact = report.drawn is None and report.counted is None
     if length < least or (is_exact and length != least):

@@ -16,7 +16,7 @@ class ReportSettings(ReportDefaults):
     """Size and content of a report; numbers of items and pairs are upper bounds.
 
     Args:
-        **settings: See `ReportDefaults`, which says what each of them means.
+        **settings: See `ReportDefaults`, which explains each of them.
 
     Raises:
         ValueError: If a number is out of range, or the background no colour.

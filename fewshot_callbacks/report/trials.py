@@ -22,7 +22,7 @@ MISTAKES = 20
 
 def trial_figures(report: TrialReport) -> dict[str, Any]:
     """Draw the detection error trade-off, `det`, and the `scores` of both kinds of trials, with all thresholds."""
-    # This needs matplotlib, which a report of embeddings does not.
+    # This import needs matplotlib; a report of embeddings does not.
     from fewshot_callbacks.plots import Mark, error_tradeoff_curve, score_histograms  # noqa: PLC0415
 
     counts = report.pair_counts
@@ -46,8 +46,8 @@ def write_trials(
 ) -> WrittenReport:
     """Write an HTML file with the metrics of trials, their error rates at every threshold, and the worst mistakes.
 
-    The file is self-contained, as that of `write_report`. A file of this name is replaced, whoever has
-    written it, but only when the new one is complete.
+    The file is self-contained, like a file of `write_report`. A file of this name is replaced, whoever
+    wrote it, but only when the new file is complete.
 
     Args:
         path: Path of the file.
@@ -108,7 +108,7 @@ def _mistake_rows(
     scores: Float[np.ndarray, "trials"],
     names: tuple[Sequence[Any], Sequence[Any]] | None,
 ) -> list[tuple[str, Any, Any, int]]:
-    """Write score, first side, second side and number of each trial; sides without a name are empty."""
+    """Return score, first side, second side and number of each trial; sides without a name are empty."""
     rows: list[tuple[str, Any, Any, int]] = []
     for trial in trials.tolist():
         first: Any = ""

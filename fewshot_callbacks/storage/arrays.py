@@ -15,11 +15,11 @@ from fewshot_callbacks.errors import InputError
 
 
 class LazyArray(ABC):
-    """An array or a column of a file, of which slices are read when they are asked for.
+    """An array or a column of a file. Slices are read on request.
 
-    Slices go forward as a rule, one at a time. A slice may take no more memory than its rows and a block of fixed size.
-    `shape` and `dtype` may read the first row. An array that would hold Python objects raises `FileError` with `PICKLE` when
-    its dtype or its rows are asked for.
+    Slices usually move forward, one at a time. A slice may take no more memory than its rows and a block of fixed size.
+    `shape` and `dtype` may read the first row. An array of Python objects raises `FileError` with `PICKLE` when
+    its dtype or its rows are read.
 
     Attributes:
         ndim: Number of axes, known without reading a row.
@@ -42,9 +42,8 @@ class LazyArray(ABC):
         """Return neighbouring rows as an array of NumPy, or as a tensor of bfloat16."""
 
 
-# A mapped array of NumPy is read by slices as it is.
+# A mapped NumPy array can already be read by slices.
 FileArray = LazyArray | NDArray[Any]
-# The arrays of a file by their names.
 FileArrays = dict[str, FileArray]
 
 
@@ -63,7 +62,7 @@ def naming_file(file: Path) -> Iterator[None]:
     """Name the file in whatever goes wrong while it is read.
 
     Raises:
-        ValueError: With the file, the fact and the fix.
+        ValueError: Reading failed; the message has the file, the fact and the fix.
     """
     try:
         yield
@@ -71,8 +70,8 @@ def naming_file(file: Path) -> Iterator[None]:
         raise
     except FileError as fact:
         raise InputError(f"{file} {fact}") from None
-    except Exception as error:  # zipfile, NumPy, Arrow and safetensors promise no class of error for a damaged file
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
+    except Exception as error:  # zipfile, NumPy, Arrow and safetensors document no error class for a damaged file
+        if isinstance(error, OSError) and error.errno is not None:  # from the disk, not from the content
             error.filename = error.filename or str(file)
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
@@ -90,7 +89,7 @@ def array_named(arrays: FileArrays, name: str, argument: str) -> FileArray:
         argument: The argument that gave the name.
 
     Raises:
-        FileError: There is none, or it holds Python objects.
+        FileError: The array does not exist, or it contains Python objects.
     """
     if name not in arrays:
         names = ", ".join(map(repr, arrays)) or "nothing"

@@ -12,7 +12,7 @@ from fewshot_callbacks.storage.arrays import FileArrays
 from fewshot_callbacks.storage.arrow_columns import ArrowColumn
 from fewshot_callbacks.system.extras import required_extra
 
-# Begins every file. A stream begins otherwise, and has no index.
+# The first bytes of every file. A stream begins differently, and has no index.
 _FILE_MARK = b"ARROW1"
 
 
@@ -23,12 +23,12 @@ def open_arrow(file: Path) -> FileArrays:
     """
     with required_extra("files", f"a {file.suffix} file"):
         arrow = import_module("pyarrow")
-    # The file is mapped once. Another one that takes its name later is not read.
+    # The file is mapped once. A file that later takes its name is not read.
     mapped = arrow.memory_map(str(file)).read_buffer()
     is_stream = mapped[: len(_FILE_MARK)].to_pybytes() != _FILE_MARK
 
     def reader(columns: list[int]) -> Any:
-        """Return a reader of some columns; [] stands for all."""
+        """Return a reader of the chosen columns; [] means all."""
         source = arrow.BufferReader(mapped)
         options = arrow.ipc.IpcReadOptions(included_fields=columns)
         if is_stream:
@@ -43,7 +43,7 @@ def open_arrow(file: Path) -> FileArrays:
             yield from map(of_column.get_batch, range(group, of_column.num_record_batches))
 
     schema = reader([]).schema
-    # The number of rows is counted in one column, which is unpacked for it if it is compressed: not in the vectors.
+    # One column gives the number of rows. A compressed column has to be unpacked for it, so it is not the vectors.
     smallest = min(range(len(schema)), key=lambda column: schema.field(column).type.num_fields)
     rows = sum(batch.num_rows for batch in batches(smallest))
     return {field.name: ArrowColumn(field, [0, rows], partial(batches, column)) for column, field in enumerate(schema)}

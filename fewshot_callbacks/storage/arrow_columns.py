@@ -23,7 +23,7 @@ class ArrowColumn(LazyArray):
     Args:
         field: Name and type of the column.
         group_starts: The first row of each group of batches; the last entry is the number of all rows.
-        batches_from: Yields the batches of a group and of all groups after it, with this column alone.
+        batches_from: Yields the batches of a group and of all groups after it, with only this column.
     """
 
     def __init__(self, field: Any, group_starts: list[int], batches_from: Callable[[int], Iterator[Any]]) -> None:
@@ -31,14 +31,14 @@ class ArrowColumn(LazyArray):
         self._name = field.name
         self._group_starts = group_starts
         self._batches_from = batches_from
-        kind = getattr(field.type, "storage_type", field.type)  # that of a tensor of a fixed shape is a list
+        kind = getattr(field.type, "storage_type", field.type)  # a tensor of a fixed shape is stored as a list
         self._is_view = types.is_list_view(kind) or types.is_large_list_view(kind)
         self._is_list = (
             self._is_view or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         )
-        # A list of words, such as tags, is no vector.
+        # A list of words, such as tags, is not a vector.
         self.ndim = 2 if self._is_list and types.is_primitive(kind.value_type) else 1
-        # numbers in each list; None before the first
+        # length of each list; None before the first list
         self._dim: int | None = None
         self._go_to_group(0)
 
@@ -82,9 +82,9 @@ class ArrowColumn(LazyArray):
 
     def _decode_next_batch(self) -> None:
         first_row = self._end_row
-        # If decoding fails, this row lies behind all that is asked for, so that the next read begins anew.
+        # If decoding fails, this row is after every requested row, so that the next read begins again.
         self._first_row = self._group_starts[-1]
-        # The batch before is given back before the next one is decoded.
+        # The previous batch is freed before the next one is decoded.
         self._decoded = np.empty(0)
         self._decoded = self._to_array(next(self._batches).column(0), first_row)
         self._first_row = first_row
@@ -93,7 +93,7 @@ class ArrowColumn(LazyArray):
         """Return a batch as an array; numbers are not copied.
 
         Raises:
-            FileError: A row has no value, or lists are not of one length.
+            FileError: A row has no value, or lists differ in length.
         """
         column = _plain_values(getattr(column, "storage", column))
         self._refuse_nulls(column, 1, first_row)
@@ -117,15 +117,10 @@ class ArrowColumn(LazyArray):
         return vectors
 
     def _refuse_nulls(self, values: Any, row_length: int, first_row: int) -> None:
-        """Refuse missing values.
-
-        Args:
-            values: The values of a batch, `row_length` of each row.
-            row_length: Number of values of a row.
-            first_row: The first row of the batch.
+        """Refuse missing values, given `row_length` values for each row of a batch.
 
         Raises:
-            FileError: A value is missing; names the row.
+            FileError: A value is missing; the message names the row.
         """
         if values.null_count:
             row = first_row + values.is_null().index(True).as_py() // row_length
@@ -133,12 +128,12 @@ class ArrowColumn(LazyArray):
 
 
 def _plain_values(column: Any) -> Any:
-    """Return a batch as plain values: a dictionary, runs and views hide values that are missing."""
+    """Return a batch as plain values: dictionaries, runs and views hide missing values."""
     types = import_module("pyarrow.types")
     if types.is_dictionary(column.type):
         return column.dictionary_decode()
     if types.is_run_end_encoded(column.type):
         return import_module("pyarrow.compute").run_end_decode(column)
-    if types.is_string_view(column.type):  # not every version of pyarrow turns them into arrays
+    if types.is_string_view(column.type):  # some versions of pyarrow cannot convert them to arrays
         return import_module("pyarrow").array(column.to_pylist(), "string")
     return column

@@ -1,4 +1,4 @@
-"""Columns beside the vectors: labels, ids, groups, and which rows belong to the gallery."""
+"""Columns in addition to the vectors: labels, ids, groups, and which rows belong to the gallery."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_beside_vectors(arrays: FileArrays, name: str, argument: str, rows: int)
         rows: Number of vectors in the file.
 
     Raises:
-        FileError: There is no such column, or it has another number of entries.
+        FileError: The column does not exist, or it has another number of entries.
     """
     column = _copied(array_named(arrays, name, argument))
     if len(column) != rows:
@@ -49,7 +49,7 @@ def read_own_files(paths: Any, argument: str) -> list[NDArray[Any]]:
     """Return the array in each `.npy` file of a column, in the order of the files.
 
     Raises:
-        ValueError: There are none, or one is damaged, or holds Python objects.
+        ValueError: A column does not exist, is damaged, or contains Python objects.
     """
     by_file = []
     for file in find_shards(paths).files:
@@ -68,10 +68,10 @@ def join_column(by_file: Sequence[NDArray[Any]], argument: str, files: Sequence[
         rows: Number of all vectors.
 
     Raises:
-        ValueError: It has not one entry for each row, its files hold different kinds or shapes, or words are spelt in two
-            forms of Unicode.
+        ValueError: It does not have one entry for each row, its files contain different kinds or shapes, or words are
+            spelt in two forms of Unicode.
     """
-    if len({(array.dtype.kind == "U", array.shape[1:]) for array in by_file}) > 1:  # NumPy would join words and numbers
+    if len({(array.dtype.kind == "U", array.shape[1:]) for array in by_file}) > 1:  # NumPy would make numbers words
         kinds = sorted({f"{array.dtype.name} of {array.ndim} axes" for array in by_file})
         raise InputError(f"{argument} are {' and '.join(kinds)} in different files. Write them alike.")
     column = by_file[0] if len(by_file) == 1 else np.concatenate(by_file)
@@ -87,7 +87,7 @@ def join_column(by_file: Sequence[NDArray[Any]], argument: str, files: Sequence[
 
 
 def _copied(column: FileArray) -> NDArray[Any]:
-    """Return a copy of a column: a view of a mapped file would keep the file open."""
+    """Return a copy of a column. A view of a mapped file would keep the file open."""
     return np.array(column[:])
 
 
@@ -95,7 +95,7 @@ def as_booleans(is_gallery: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which rows belong to the gallery as booleans.
 
     Raises:
-        ValueError: The column holds anything but booleans, or zeros and ones, or has several axes.
+        ValueError: The column contains anything but booleans, or zeros and ones, or has several axes.
     """
     if is_gallery.ndim != 1 or not np.isin(is_gallery, (0, 1)).all():
         raise InputError(f"is_gallery holds {is_gallery.dtype} other than 0 and 1. Pass one boolean for each row.")
@@ -103,10 +103,10 @@ def as_booleans(is_gallery: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _refuse_two_spellings(argument: str, words: NDArray[Any]) -> None:
-    """Refuse words that look alike and differ: an accented letter is one character in one of them, and two in the other.
+    """Refuse words that look alike and differ, such as an accented letter written as one character and as two.
 
     Raises:
-        ValueError: There are such words; names one.
+        ValueError: There are such words; the message names one.
     """
     if words.dtype.kind != "U":
         return

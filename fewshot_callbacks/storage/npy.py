@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.storage.arrays import PICKLE, FileArrays, FileError
 
-# A file, or a member of an archive, which for Python is no `IO`.
+# A file, or a member of an archive. Python does not consider the latter an `IO`.
 Stream = IO[bytes] | BufferedIOBase
-# NumPy reads a head as a Python literal, and Python 3.11 sometimes fails where two threads parse at the same time.
+# NumPy reads a head as a Python literal, and Python 3.11 sometimes fails if two threads parse at the same time.
 PARSING = threading.Lock()
 
 
 class ArrayHead(NamedTuple):
-    """What stands before the numbers of an array in NumPy's format."""
+    """The head of an array in NumPy's format."""
 
     shape: tuple[int, ...]
-    # whether the numbers of a column follow each other, and not those of a row
+    # whether the numbers of a column, not of a row, are contiguous
     by_columns: bool
     dtype: np.dtype[Any]
 
@@ -39,7 +39,7 @@ def map_array(stream: Stream, size: float = math.inf) -> NDArray[Any]:
     """Return an array in NumPy's format, mapped.
 
     Args:
-        stream: An open file, which stands at the beginning of the array.
+        stream: An open file, positioned at the beginning of the array.
         size: Bytes that the array and its head may take.
 
     Raises:
@@ -48,18 +48,18 @@ def map_array(stream: Stream, size: float = math.inf) -> NDArray[Any]:
     """
     begin = stream.tell()
     shape, by_columns, dtype = read_head(stream)
-    if dtype.hasobject:  # refused when it is asked for
+    if dtype.hasobject:  # it is refused when it is read
         return np.broadcast_to(np.empty((), dtype), shape)
     needed = stream.tell() - begin + dtype.itemsize * math.prod(shape)
-    if needed > size:  # what follows is another array
+    if needed > size:  # the bytes after `size` belong to another array
         raise InputError(f"an array of shape {shape} needs {needed:,} bytes, and there are {size:,}")
-    if math.prod(shape) == 0:  # nothing cannot be mapped
+    if math.prod(shape) == 0:  # an empty array cannot be mapped
         return np.broadcast_to(np.empty((), dtype), shape)
     return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if by_columns else "C"))
 
 
 def read_head(stream: Stream) -> ArrayHead:
-    """Return the head of an array in NumPy's format; afterwards the stream stands at the first number.
+    """Return the head of an array in NumPy's format, and leave the stream at the first number.
 
     Raises:
         FileError: It is a pickle.

@@ -19,7 +19,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.storage.arrays import PICKLE, FileArray, FileArrays, FileError, LazyArray
 from fewshot_callbacks.storage.npy import Stream, map_array, read_head
 
-# Where the head of a member of a zip file says how long the name and the extra field are: in two bytes each.
+# Position in the head of a zip member of the lengths of the name and of the extra field: two bytes each.
 _LENGTHS_AT = 26
 
 
@@ -37,9 +37,9 @@ def open_npz(file: Path) -> FileArrays:
 
 
 def _open_stored(stream: Stream, member: zipfile.ZipInfo) -> FileArray:
-    """Return an array that stands in the archive as it is."""
+    """Return an array that is stored in the archive uncompressed."""
     stream.seek(member.header_offset + _LENGTHS_AT)
-    # The content begins behind the name and the extra field.
+    # The content begins after the name and the extra field.
     stream.seek(sum(struct.unpack("<2H", stream.read(4))), os.SEEK_CUR)
     begin = stream.tell()
     array = map_array(stream, member.file_size)
@@ -51,14 +51,14 @@ def _open_stored(stream: Stream, member: zipfile.ZipInfo) -> FileArray:
 
 
 class _CheckedArray(LazyArray):
-    """A mapped array of an archive whose bytes are compared with their checksum.
+    """A mapped array of an archive. Its bytes are compared with their checksum.
 
     Rows that are read one after another from the first to the last, as in an evaluation, cost no further reading. Rows that
     are read out of order are not checked.
 
     Args:
         array: The mapped rows.
-        head_checksum: The checksum of what stands before them.
+        head_checksum: The checksum of the bytes before them.
         checksum: The checksum of both together.
     """
 
@@ -89,7 +89,7 @@ class _CheckedArray(LazyArray):
     def _sum_up_to(self, stop: int) -> None:
         """Add the rows before `stop` to the checksum.
 
-        Of an array that is stored by columns all rows are added: the bytes of some do not follow each other.
+        All rows of an array that is stored by columns are added, since the bytes of a slice are not contiguous.
         """
         if self._array.flags.c_contiguous:
             in_order = self._array[self._rows_summed : stop]
@@ -101,18 +101,14 @@ class _CheckedArray(LazyArray):
 
 
 class _CompressedArray(LazyArray):
-    """A compressed array of an archive. It is unpacked as far as it is read; a step back unpacks it from the beginning.
-
-    Args:
-        file: The archive.
-        member: The array in it.
+    """A compressed array of an archive, unpacked as it is read. Reading earlier rows unpacks it again.
 
     Raises:
         FileError: It is a pickle, or compressed column by column.
     """
 
     def __init__(self, file: Path, member: zipfile.ZipInfo) -> None:
-        # zipfile closes the file after the last of the streams that were opened from it.
+        # zipfile closes the file after the last stream that was opened from it.
         with zipfile.ZipFile(file) as archive, ExitStack() as stack:
             stream = stack.enter_context(archive.open(member))
             head = read_head(stream)

@@ -13,9 +13,9 @@ from fewshot_callbacks.storage.arrays import FileArrays
 from fewshot_callbacks.storage.arrow_columns import ArrowColumn
 from fewshot_callbacks.system.extras import required_extra
 
-# Rows that are decoded at once: 4 MB of 256 float32, enough for the calls around them to cost little.
+# Rows that are decoded at once: 4 MB of 256 float32, so that the cost of the calls is small.
 _BATCH_ROWS = 4096
-# Pages are compressed in about a megabyte, and are read in pieces of that.
+# Pages are compressed in about a megabyte, and are read in pieces of this size.
 _BUFFER_BYTES = 1 << 20
 
 

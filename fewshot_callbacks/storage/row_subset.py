@@ -46,8 +46,8 @@ class RowSubset:
     def __getitem__(self, rows: slice) -> Any:
         """Return rows that are neighbours in the subset.
 
-        Rows of the shards that lie between them are read as well, in spans of about as many rows as are returned. So the
-        memory is at most three times that of the result.
+        Rows of the shards between them are read as well, in spans of about as many rows as are returned. So the
+        memory is at most three times the memory of the result.
         """
         indices = self._indices[rows]
         if len(indices) == 0:
@@ -65,7 +65,7 @@ class RowSubset:
         return np.concatenate(by_span) if isinstance(by_span[0], np.ndarray) else torch.cat(by_span)
 
     def where(self, row: int) -> str:
-        """Say in which row of which file a row lies."""
+        """Return a description of the file and the row in it."""
         return self._shards.where(int(self._indices[row]))
 
 

@@ -42,6 +42,6 @@ class _FileTensor(LazyArray):
         tensor = self._opened.get_slice(self._name)[start:stop]
         if tensor.dtype == torch.bfloat16:  # NumPy has none
             return tensor
-        if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # nor 8-bit floats
+        if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # NumPy has no 8-bit floats either
             tensor = tensor.float()
         return tensor.numpy()

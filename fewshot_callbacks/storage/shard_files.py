@@ -19,20 +19,19 @@ from fewshot_callbacks.files.remote_cache import RemoteFile, RemoteListing, list
 from fewshot_callbacks.storage.formats import FORMATS
 
 _ENDINGS = ", ".join(FORMATS)
-# The package datasets gives such names to results of `map` that it keeps beside the data.
+# The package datasets gives such names to results of `map` that it caches in the folder of the data.
 _CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
-# Names that begin with these are passed over in a folder: Spark writes _SUCCESS and hidden checksums beside its files.
+# Names that begin with these are skipped in a folder: Spark writes _SUCCESS and hidden checksums next to its files.
 _HIDDEN_PREFIXES = (".", "_")
 
 
 class ShardFiles(NamedTuple):
     """The files of shards."""
 
-    # in the order of their rows
     files: tuple[Path, ...]
     # a sentence for each kind of file that is not read though it looks like a shard
     notes: tuple[str, ...] = ()
-    # two neighbouring files whose numbers have another order than their letters; None where there are none
+    # two neighbouring files that sort differently by number and by letter; None if there are none
     reordered: tuple[Path, Path] | None = None
     # copy on this machine -> the address that it was fetched from
     addresses: Mapping[Path, str] = MappingProxyType({})
@@ -53,7 +52,7 @@ class ShardFiles(NamedTuple):
 
 
 def find_shards(paths: Any) -> ShardFiles:
-    """Return the files of a path, a folder, a glob or several of these; of addresses those of copies on this machine.
+    """Return the files of a path, a folder, a glob or several of these; for addresses the files are copies on this machine.
 
     Raises:
         ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
@@ -78,7 +77,7 @@ def find_shards(paths: Any) -> ShardFiles:
 def file_stamp(file: Path) -> tuple[int, int]:
     """Return the size and the time of a file. As a rule they change when the file is written again.
 
-    A copy may change the time alone, or neither.
+    A copy may change only the time, or neither.
     """
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
@@ -98,10 +97,10 @@ def _find_one(path: str | os.PathLike[str]) -> ShardFiles:
 
 
 def _find_in_folder(folder: Path) -> ShardFiles:
-    """Return the shards of a folder in the order of their numbers, or those that its `state.json` lists.
+    """Return the shards of a folder in the order of their numbers, or the files that its `state.json` lists.
 
     Raises:
-        ValueError: There are none, or of several kinds.
+        ValueError: There are no shards, or shards of several kinds.
     """
     paths = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in FORMATS]
     shards = [path for path in paths if path.is_symlink() or path.is_file()]
@@ -126,12 +125,12 @@ def _find_by_glob(pattern: str) -> ShardFiles:
     """Return the files of a glob in the order of their numbers.
 
     Raises:
-        ValueError: There are none.
+        ValueError: There are no files.
     """
     components = Path(pattern).parts
     with_wildcards = (number for number, component in enumerate(components) if glob.has_magic(component))
     first_wildcard = next(with_wildcards, len(components))
-    # Whoever writes `.part-*` or `__MACOSX` wants such names.
+    # A pattern such as `.part-*` or `__MACOSX` asks for such names.
     wanted_prefixes = {component[:1] for component in components[first_wildcard:]}
     files = []
     system_names = Counter[str]()
@@ -155,7 +154,8 @@ def _find_at_address(address: str) -> ShardFiles:
     """Return copies of the files at an address, of a file, a folder or a glob, in the order of their numbers.
 
     Raises:
-        ValueError: There are none, of several kinds in a folder, or one of an unknown kind, which is not fetched.
+        ValueError: There are no files, a folder has several kinds, or a file is of an unknown kind, which is not
+            fetched.
     """
     listing = list_remote(address)
     chosen, system_names = _chosen_remotely(listing, address)
@@ -174,10 +174,10 @@ def _find_at_address(address: str) -> ShardFiles:
 
 
 def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteFile], Counter[str]]:
-    """Return the files of a listing that are read, in the order of their numbers, and the names that are passed over.
+    """Return the files of a listing that are read, in the order of their numbers, and the skipped names.
 
     Raises:
-        ValueError: A folder holds none, or several kinds.
+        ValueError: A folder has no shards, or several kinds.
     """
     by_numbers = sorted(listing.files, key=lambda file: natural_sort_key(file.address))
     if listing.kind == "file":
@@ -201,7 +201,7 @@ def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteF
 
 
 def _split_caches(files: Sequence[RemoteFile], *, wants_caches: bool) -> tuple[list[RemoteFile], list[RemoteFile]]:
-    """Return the files that are no caches of the package datasets, and the caches; all files where there are only caches."""
+    """Return the files that are not caches of the package datasets, and the caches; all files if there are only caches."""
     caches = [file for file in files if _CACHE_NAME.fullmatch(file.name)]
     if wants_caches or len(caches) == len(files):
         return list(files), []
@@ -211,9 +211,7 @@ def _split_caches(files: Sequence[RemoteFile], *, wants_caches: bool) -> tuple[l
 def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
     """Return files in the order of their numbers, each once.
 
-    Args:
-        files: The files, in any order.
-        wants_caches: Whether results that the package datasets keeps beside its data are read as well.
+    The caches that the package datasets adds to a folder are left out unless they are wanted.
     """
     by_numbers = sorted(files, key=lambda file: natural_sort_key(str(file)))
     for file in by_numbers:
@@ -233,7 +231,7 @@ def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
 
 
 def _without_caches(files: Sequence[Path]) -> list[Path]:
-    """Return the files, in their order, that are no caches of the package datasets; all files of a folder of only caches."""
+    """Return the files that are not caches of the package datasets, in their order; all files of a folder of caches."""
     by_folder: dict[Path, list[Path]] = defaultdict(list)
     for file in files:
         by_folder[file.parent].append(file)
@@ -246,7 +244,7 @@ def _without_caches(files: Sequence[Path]) -> list[Path]:
 
 
 def _without_second_links(files: Sequence[Path]) -> list[Path]:
-    """Return one path for each file, in their order: the path that is no link and lies behind none, or else the first."""
+    """Return one path for each file, in their order: the path without links, or else the first."""
     by_target: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         by_target[os.path.realpath(file)].append(file)
@@ -258,11 +256,11 @@ def _without_second_links(files: Sequence[Path]) -> list[Path]:
 
 
 def _listed_by_datasets(folder: Path) -> list[Path]:
-    """List the files of a data set that the package datasets has saved in a folder; none where it has saved none."""
+    """Return the files of a data set that the package datasets has saved in a folder; none if it has saved none."""
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         return [folder / str(entry["filename"]) for entry in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # there is none, or it is another program's
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is missing, or from another program
         return []
 
 
@@ -298,20 +296,16 @@ def _refuse_unknown_format(file: object, name: str) -> None:
 
 
 def _refuse_broken_link(file: Path) -> None:
-    target = os.path.realpath(file)  # the system gives up on a path of more than 40 links, though its end is there
+    target = os.path.realpath(file)  # the system rejects a path of more than 40 links, even if its end exists
     if file.is_symlink() and not os.path.exists(target):
         raise InputError(f"{file} is a link to {target}, which is not there. Put the file back, or remove the link.")
 
 
 def _refuse_twice(files: Sequence[Path], addresses: Mapping[Path, str]) -> None:
-    """Refuse a file that several of the paths name.
-
-    Args:
-        files: The files.
-        addresses: Of those that are copies, the address that a message names.
+    """Refuse a file that several of the paths name. Messages name the address of a copy.
 
     Raises:
-        ValueError: There is one; names both ways.
+        ValueError: There is one; the message names both paths.
     """
     by_target: dict[str, Path] = {}
     for file in files:

@@ -28,13 +28,13 @@ from fewshot_callbacks.storage.formats import FORMATS
 from fewshot_callbacks.storage.shard_files import file_stamp, find_shards
 from fewshot_callbacks.storage.stored_rows import DTYPES
 
-# Files that are kept open: those in which two threads read, and the next one of each. Thousands would exceed what a
-# process may open.
+# Files that are kept open: the files in which two threads read, and the next file of each. Thousands would exceed the
+# limit of a process.
 _OPEN_FILES = 4
 
 
 class Shards:
-    """Embeddings in one or many files, with the columns beside them, as one set of rows. Vectors are never read as a whole.
+    """Embeddings and columns in one or many files, as one set of rows. Vectors are never read as a whole.
 
     | file | what is read |
     | --- | --- |
@@ -51,10 +51,11 @@ class Shards:
     Args:
         paths: A file, a folder, a glob such as `embeddings/*.parquet` (`**` for folders in folders), or a list of these.
             A list keeps its order; the files of a glob or a folder are read in the order of the numbers in their names:
-            `part-2` comes before `part-10`. A folder may hold other files, but shards of one kind alone; names that begin
-            with a dot or an underscore, and those that systems make, are passed over. So is what the package datasets
-            keeps beside the files that its `state.json` lists. A file that links make appear twice is read once. All of
-            these may be addresses, such as `s3://bucket/embeddings/*.parquet`, `gs://`, `https://` or whatever else fsspec
+            `part-2` comes before `part-10`. A folder may contain other files, but only shards of one kind. Names that
+            begin with a dot or an underscore, and files that systems make, are skipped. So are files that the package
+            datasets caches in addition to the files that its `state.json` lists. A file that links make appear twice is
+            read once. All of these may be addresses, such as `s3://bucket/embeddings/*.parquet`, `gs://`, `https://` or
+            whatever else fsspec
             knows: the files are copied once to the folder that `FEWSHOT_CALLBACKS_CACHE` names, or else to the cache folder
             of the user, and are read from there.
         embeddings: Name of the array or column of the vectors, (rows, dim); by default `embeddings`, or the only one with
@@ -65,23 +66,24 @@ class Shards:
         groups: The group of each row, in the same forms.
         is_gallery: Whether each row belongs to the gallery, in the same forms: booleans, or zeros and ones. The others are
             queries. By default each row is both.
-        scale: Of integers that stand for other numbers: what is read is `(number - offset) * scale` in float32.
-        offset: The number that stands for 0.
+        scale: Factor of integers that represent other numbers: rows are read as `(number - offset) * scale` in float32.
+        offset: The integer that represents 0.
 
     Attributes:
         files: The files, in the order of their rows; of addresses their copies.
         shape: (rows, dim) of all files together.
         dtype: The type of the numbers as they are stored: NumPy's float16, float32, float64, int8 or uint8, or
-            `torch.bfloat16`, which safetensors alone hold. With a scale or an offset NumPy's float32.
-        notes: Sentences about what was passed over, and about the order of the files where it matters.
+            `torch.bfloat16`, which only safetensors can store. With a scale or an offset NumPy's float32.
+        notes: Sentences about skipped files, and about the order of the files where it matters.
         labels: (rows,) Labels of all rows, read when the files are opened; None if not given. So are `ids`, `groups` and
             `is_gallery`, the last as booleans.
 
     Raises:
         ValueError: A path leads to no file, or to one of another format; a link leads nowhere; a file is listed twice,
-            damaged or cut off; it holds Python objects; it lacks a column; its vectors have another dim or type than those
-            of the first; or there are more or fewer labels than rows. The message names the file. Damage beyond the head of
-            a file shows when it is read: of an array in an `.npz` file at its last row, once all rows before were read.
+            damaged or cut off; it contains Python objects; it lacks a column; its vectors have another dim or type than
+            the first file's; or there are more or fewer labels than rows. The message names the file. Damage beyond the
+            head of a file shows when it is read: of an array in an `.npz` file at its last row, once all rows before
+            were read.
         ModuleNotFoundError: The package that reads a format or an address is not installed.
         PermissionError: An address may not be read.
 
@@ -117,6 +119,7 @@ class Shards:
         self.files = shard_files.files
         self._stamps = [file_stamp(file) for file in self.files]
         self._lock = Lock()
+        # The cache and this object refer to each other, so files close when Python collects the cycle. They are only read.
         self._opened = lru_cache(_OPEN_FILES)(self._open)
 
         arguments: dict[str, Any] = {"labels": labels, "ids": ids, "groups": groups, "is_gallery": is_gallery}
@@ -140,7 +143,7 @@ class Shards:
         self.groups: NDArray[Any] | None = columns.get("groups")
         self.is_gallery: NDArray[Any] | None = columns.get("is_gallery")
 
-        # A column in several files of its own has the order of these, as the vectors have that of theirs.
+        # A column in several files of its own has the order of its files, as the vectors have the order of theirs.
         single_arrays = [argument for argument in by_file if argument not in names and len(by_file[argument]) == 1]
         order = shard_files.note_on_order(single_arrays)
         self.notes = (*shard_files.notes, *([order] if order else []))
@@ -175,17 +178,17 @@ class Shards:
             if file_start == file_stop:
                 continue
             from_file = self._read(index, slice(max(start - file_start, 0), min(stop, file_stop) - file_start))
-            if len(from_file) == len(joined):  # all rows lie in this file: no copy
+            if len(from_file) == len(joined):  # all rows are in this file: no copy
                 return from_file.astype(self.dtype, copy=False) if isinstance(from_file, np.ndarray) else from_file
             first = max(file_start - start, 0)
             joined[first : first + len(from_file)] = from_file
         return joined
 
     def where(self, row: int) -> str:
-        """Say in which row of which file a row lies, both counted from 0: "row 17 of embeddings/part-2.npy".
+        """Return a description of the file and the row in it, counted from 0: "row 17 of embeddings/part-2.npy".
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: The row does not exist.
         """
         if not 0 <= row < len(self):
             raise IndexError(
@@ -204,7 +207,7 @@ class Shards:
         """Return the arrays of a file by their names.
 
         Raises:
-            FileError: It is not the file that was opened before.
+            FileError: The file is not the one that was opened before.
         """
         file = self.files[index]
         if file_stamp(file) != self._stamps[index]:
@@ -216,10 +219,10 @@ class Shards:
 
 
 class _VectorType(NamedTuple):
-    """The dim and the type of the vectors, alike in all files."""
+    """The dim and the type of the vectors, the same in all files."""
 
     dim: int
-    # NumPy's, in the byte order of this machine, or torch.bfloat16
+    # a NumPy type, in the byte order of this machine, or torch.bfloat16
     dtype: Any
 
     def __str__(self) -> str:
@@ -229,12 +232,9 @@ class _VectorType(NamedTuple):
 class _Content(NamedTuple):
     """The content of the files, without the vectors."""
 
-    # name of the array of the vectors
     name: str
-    # number of rows of each file
     lengths: list[int]
     vector_type: _VectorType
-    # the first file with rows
     first_file: Path
     # argument -> the column in each file with rows
     columns: dict[str, list[NDArray[Any]]]
@@ -243,13 +243,13 @@ class _Content(NamedTuple):
 def _inspect(
     files: Sequence[Path], opened: Callable[[int], FileArrays], name: str | None, column_names: Mapping[str, str]
 ) -> _Content:
-    """Return the content of all files, and the columns beside the vectors. Each file is opened once.
+    """Return the content of all files, with the columns. Each file is opened once.
 
     Args:
         files: The files.
         opened: Returns the arrays of a file by its index.
         name: Name of the array of the vectors; None to find it.
-        column_names: Argument -> name of a column beside the vectors.
+        column_names: Argument -> name of a column.
 
     Raises:
         ValueError: A file is damaged, lacks something, or has vectors of another type than the first one with rows.
@@ -266,7 +266,7 @@ def _inspect(
             _refuse_other_axes(vectors, name)
             rows = vectors.shape[0]
             lengths.append(rows)
-            if rows == 0:  # as distributed jobs write them; a list column without rows has no dim
+            if rows == 0:  # distributed jobs write empty files; a list column without rows has no dim
                 continue
             type_of_file = _vector_type_of(vectors, name)
             if vector_type is None:
@@ -285,7 +285,7 @@ def _inspect(
 
 
 def _only_matrix(arrays: FileArrays) -> str:
-    """Return the name of the array of the vectors: `embeddings`, or that of the only array with two axes."""
+    """Return the name of the array of the vectors: `embeddings`, or the name of the only array with two axes."""
     if "embeddings" in arrays:
         return "embeddings"
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
@@ -296,7 +296,7 @@ def _only_matrix(arrays: FileArrays) -> str:
 
 
 def _refuse_other_axes(vectors: FileArray, name: str) -> None:
-    """Refuse an array that is no matrix."""
+    """Refuse an array that is not a matrix."""
     if vectors.ndim != 2:
         raise _other_shape(vectors, name)
 
@@ -312,7 +312,7 @@ def _vector_type_of(vectors: FileArray, name: str) -> _VectorType:
     """Return the dim and the type of vectors; the type is in the byte order of this machine, since PyTorch takes no other.
 
     Raises:
-        FileError: They are no vectors, or their numbers are of a type that is not compared.
+        FileError: They are not vectors, or their numbers have a type that cannot be compared.
     """
     shape = tuple(vectors.shape)
     if shape[1] == 0:
@@ -325,7 +325,7 @@ def _vector_type_of(vectors: FileArray, name: str) -> _VectorType:
 
 
 def _column_by_file(argument: str, column: Any, content: _Content) -> list[NDArray[Any]]:
-    """Return the entries of a column in each file, of the vectors or of its own; a single array if it is given as one."""
+    """Return the entries of a column by file, of the vectors' files or its own; one array if it is given as one."""
     if argument in content.columns:
         return content.columns[argument]
     if has_own_files(column):
@@ -334,17 +334,17 @@ def _column_by_file(argument: str, column: Any, content: _Content) -> list[NDArr
 
 
 class _Scaling(NamedTuple):
-    """The factor of integers that stand for other numbers, and the integer that stands for 0."""
+    """The factor of integers that represent other numbers, and the integer that represents 0."""
 
     scale: np.float32
     offset: np.float32
 
     @classmethod
     def of(cls, scale: float, offset: float, content: _Content) -> _Scaling | None:
-        """Return the scaling; None if the numbers stand for themselves.
+        """Return the scaling; None if the numbers are used as they are.
 
         Raises:
-            ValueError: The numbers are no integers.
+            ValueError: The numbers are not integers.
         """
         if (scale, offset) == (1.0, 0.0):
             return None
@@ -356,5 +356,5 @@ class _Scaling(NamedTuple):
         return cls(np.float32(scale), np.float32(offset))
 
     def scaled(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the numbers that integers stand for."""
+        """Return the numbers that integers represent."""
         return (numbers.astype(np.float32) - self.offset) * self.scale

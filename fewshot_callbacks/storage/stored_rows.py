@@ -24,19 +24,19 @@ from fewshot_callbacks.system.words import with_article
 
 T = TypeVar("T")
 
-# Types of numbers that an evaluation can compute with as they are stored. NumPy has no bfloat16.
+# Types of numbers that an evaluation can compute with as stored. NumPy has no bfloat16.
 DTYPES = ("float16", "torch.bfloat16", "float32", "float64", "int8", "uint8")
 _DTYPE_NAMES = {name.removeprefix("torch.") for name in DTYPES}
-# These are converted before they are compared.
+# These types are converted before rows are compared.
 _CONVERTED = _DTYPE_NAMES - {"float32", "float64"}
 
 # Share of the budget for rows that stay in memory.
 RESIDENT_SHARE = 0.2
-# Share of the budget for rows that are read. It holds `CHUNKS_READ` chunks of float32: the chunk that is compared, the next
-# one, an operand of a product, and a chunk in the type in which it is stored.
+# Share of the budget for rows that are read. It has room for `CHUNKS_READ` chunks of float32: the chunk that is
+# compared, the next one, an operand of a product, and a chunk in its stored type.
 READ_SHARE = 0.3
 CHUNKS_READ = 4
-# Rows of a chunk at least: with less, the calls cost more than the reading.
+# Fewest rows of a chunk: with fewer rows, the calls cost more than the reading.
 LEAST_CHUNK_ROWS = 64
 
 
@@ -51,8 +51,8 @@ class StoredRows:
 
     Attributes:
         shape: (rows, dim), also as a length, `dim` and `ndim`.
-        dtype: The type in which rows are compared: float64 for float64, otherwise float32, which holds each number of the
-            smaller types.
+        dtype: The type in which rows are compared: float64 for float64, otherwise float32, which represents each number
+            of the smaller types exactly.
         resident_rows: Number of rows that may stay in memory.
         chunk_rows: Number of rows that are read at a time.
         remaining_share: Share of the budget that is left for everything else.
@@ -111,12 +111,12 @@ class StoredRows:
         return result
 
     def memory_mapped(self) -> Tensor:
-        """Return (rows, dim) all rows, mapped from a file: that of the array, or a copy that vanishes with the tensor.
+        """Return (rows, dim) all rows, mapped from a file: the array's own, or a copy that vanishes with the tensor.
 
         Rows of a tensor in the type in which they are compared are in memory already, and are returned as they are.
 
         Raises:
-            ValueError: There is no room for the copy.
+            ValueError: The disk has no room for the copy.
         """
         if isinstance(self.array, Tensor) and self.array.dtype == self.dtype:
             return self.array[self.start : self.stop].contiguous()
@@ -125,7 +125,7 @@ class StoredRows:
             if values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
                 return _read_only_tensor(values)
         dtype = np.float64 if self.dtype == torch.float64 else np.float32
-        # Without a buffer: after a failed write, closing the file would write the rest of the buffer, and fail again.
+        # There is no buffer: after a failed write, closing the file would write the rest of the buffer and fail again.
         with tempfile.TemporaryFile(buffering=0) as file:
             self._write(file)
             return torch.from_numpy(np.memmap(file, dtype, "r+", shape=self.shape))
@@ -134,12 +134,12 @@ class StoredRows:
         """Write all rows to a file before it is mapped: a full disk under a mapped file ends the process by a signal.
 
         Raises:
-            ValueError: There is no room.
+            ValueError: The disk has no room.
         """
         for _, rows in self.chunks():
             unwritten = rows.numpy().data.cast("B")
             try:
-                while unwritten:  # a disk that becomes full takes a part
+                while unwritten:  # a disk that becomes full may write only a part
                     unwritten = unwritten[file.write(unwritten) :]
             except OSError as error:
                 megabytes = len(self) * self.dim * self.dtype.itemsize / 1e6
@@ -151,9 +151,9 @@ class StoredRows:
 
 
 class _Blocks:
-    """Memory for chunks. A block serves again as soon as nothing refers to the tensor that was made in it.
+    """Memory for chunks. A block is reused as soon as nothing refers to the tensor that was made in it.
 
-    The allocator of C would place small arrays in the block that a chunk has left. The next chunk would then find no room
+    The C allocator would place small arrays in the block that a chunk has left. The next chunk would then not fit
     there, and the process would grow by nearly the size of the file.
     """
 
@@ -171,7 +171,7 @@ class _Blocks:
         return torch.from_numpy(values).view(dtype).view(shape)
 
     def _take(self, size: int) -> mmap:
-        """Return a free block of at least `size` bytes. Smaller ones are let go."""
+        """Return a free block of at least `size` bytes. Smaller blocks are freed."""
         while self._free:
             with suppress(IndexError):  # another thread has taken the last one
                 block = self._free.pop()
@@ -184,11 +184,11 @@ def rows_of(array: Any, rows: slice) -> Tensor:
     """Return neighbouring rows of an array on the CPU, in its type.
 
     Args:
-        array: (rows, dim) What `is_read_by_slices` says is one.
+        array: (rows, dim) An array for which `is_read_by_slices` is true.
         rows: Which rows, within its shape.
 
     Raises:
-        ValueError: It gives another number of rows, or rows of another dimension, than its shape says.
+        ValueError: It gives another number of rows, or rows of another dimension, than its shape.
     """
     values = array[rows]
     tensor = tensor_of_other_library(values)
@@ -206,15 +206,15 @@ def rows_of(array: Any, rows: slice) -> Tensor:
 
 
 def is_of_other_library(array: Any) -> bool:
-    """Return whether an array is exchanged by DLPack, as those of JAX and CuPy are; false for PyTorch and NumPy."""
+    """Return whether an array is exchanged by DLPack, as arrays of JAX and CuPy are; false for PyTorch and NumPy."""
     return hasattr(array, "__dlpack__") and not isinstance(array, Tensor | np.ndarray)
 
 
 def tensor_of_other_library(array: Any) -> Tensor | None:
     """Return an array as a tensor that shares its memory, where NumPy would refuse it; None for what NumPy reads.
 
-    Tensors are returned as they are. NumPy has no bfloat16 and no 8-bit floats but those of `ml_dtypes`, which PyTorch does
-    not know.
+    Tensors are returned as they are. NumPy only has the bfloat16 and 8-bit floats of `ml_dtypes`, which PyTorch does
+    not support.
 
     Raises:
         ValueError: The array is on a device that PyTorch does not reach, and is not converted to NumPy unasked.
@@ -222,7 +222,7 @@ def tensor_of_other_library(array: Any) -> Tensor | None:
     if isinstance(array, Tensor):
         return array
     if isinstance(array, np.ndarray) and array.dtype.name.startswith(("bfloat16", "float8")):
-        # PyTorch refuses negative strides, and warns of arrays that are not writeable.
+        # PyTorch refuses negative strides, and warns of read-only arrays.
         bits = np.array(array, copy=None if array.flags.writeable else True, order="C")
         bits = bits.view(f"i{array.dtype.itemsize}")
         return torch.from_numpy(bits).view(getattr(torch, array.dtype.name))
@@ -266,7 +266,7 @@ def is_read_by_slices(rows: Any) -> bool:
     if isinstance(rows, np.memmap):
         return True
     if isinstance(rows, np.ndarray):
-        # A masked array is of a class of its own. It is refused elsewhere.
+        # A masked array has its own class. It is refused elsewhere.
         return type(rows) is np.ndarray and dtype in _CONVERTED
     return True
 
@@ -321,7 +321,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def _read_only_tensor(values: NDArray[Any]) -> Tensor:
-    """Return a tensor that shares the memory of an array. PyTorch warns that it may not be written to: nothing does."""
+    """Return a tensor that shares the memory of an array. PyTorch warns of read-only arrays, but nothing writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(values)

@@ -12,7 +12,7 @@ import time
 import torch
 from numba.core.event import Event, Listener, register
 
-# Seconds of compiling, in total, after which the notice is printed. Nobody wonders about a shorter pause.
+# Total seconds of compiling after which the notice is printed. A shorter pause needs no explanation.
 NOTICE_AFTER = 2.0
 _NOTICE = (
     "fewshot_callbacks compiles its loops for {what} and data of this kind: up to about twenty seconds on two cores. They "
@@ -32,8 +32,8 @@ def notice_for(module: str) -> str:
 def announce_compiling() -> None:
     """From now on, print a notice once, on the standard error, when kernels of this package have compiled for two seconds.
 
-    Kernels that numba finds in its cache are not compiled, so there is no notice. Call it before the first kernel runs;
-    later calls do nothing.
+    Kernels that numba finds in its cache are not compiled, so the notice is not printed. Call it before the first
+    kernel runs; later calls do nothing.
     """
     register("numba:compile", _Stopwatch())
 
@@ -44,9 +44,9 @@ class _Stopwatch(Listener):
     def __init__(self) -> None:
         # Kernels may compile in any thread, and the timer has a thread of its own.
         self.lock = threading.Lock()
-        # number of kernels that are being compiled, each inside the one before
+        # number of kernels that are being compiled, each inside the previous one
         self.depth = 0
-        # seconds of compiling so far
+        # total seconds of compiling
         self.seconds = 0.0
         # when the outermost of these kernels began
         self.started = 0.0
@@ -63,7 +63,7 @@ class _Stopwatch(Listener):
             self.started = time.perf_counter()
             notice = notice_for(_module_of(event))
             self.timer = threading.Timer(max(0.0, NOTICE_AFTER - self.seconds), self._say, [notice])
-            self.timer.daemon = True  # a process that ends does not wait for the timer
+            self.timer.daemon = True  # the process does not wait for the timer when it ends
             self.timer.start()
 
     def on_end(self, event: Event) -> None:
@@ -78,7 +78,7 @@ class _Stopwatch(Listener):
 
     def _say(self, notice: str) -> None:
         with self.lock:
-            # A timer that has run out cannot be cancelled: by now the compiling may be over.
+            # An expired timer cannot be cancelled: compiling may have ended by now.
             if self.is_said or self.depth == 0:
                 return
             self.is_said = True
@@ -104,10 +104,10 @@ def _module_of(event: Event) -> str:
 
 
 def _is_first_process() -> bool:
-    """Return whether this process prints for all: it has rank 0 among its processes, and is no worker of a loader."""
+    """Return whether this process prints for all: it has rank 0 among its processes, and is not a worker of a loader."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
-    # These variables tell the rank before torch.distributed is initialised: the first two under torchrun and Lightning's
-    # launcher, the last one under Slurm.
+    # These variables have the rank before torch.distributed is initialised: the first two under torchrun and
+    # Lightning's launcher, the last one under Slurm.
     rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
     return rank == "0" and multiprocessing.parent_process() is None

@@ -19,7 +19,7 @@ def required_extra(extra: str, needed_by: str) -> Iterator[None]:
         needed_by: What needs it, in the words of the user.
 
     Raises:
-        ModuleNotFoundError: With the package, and the command that installs it.
+        ModuleNotFoundError: A package is missing; the message has the package and the command that installs it.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Cal
     error = _explained(extra, package, missing)
     if error is missing:
         raise missing
-    name_of_missing = missing.name  # not the error itself, which would keep everything that was being imported
+    name_of_missing = missing.name  # the error itself would keep all half-imported modules alive
 
     def refuse(name: str) -> Any:
         # `hasattr`, and Python itself as it looks for submodules, expect an AttributeError for any other name.
@@ -50,9 +50,9 @@ def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Cal
 
 
 def _explained(extra: str, needed_by: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Return the error that a user reads; the given error if a module of this package is missing."""
+    """Return the error for the user; the given error if a module of this package is missing."""
     package = (missing.name or "").partition(".")[0]
-    # A missing module of this package is a mistake in the package, which no extra mends.
+    # A missing module of this package is a mistake in the package, which no extra fixes.
     if package in ("", "fewshot_callbacks"):
         return missing
     words = f"{needed_by} needs {package}, which is not installed. {_command(extra)}"
@@ -60,7 +60,7 @@ def _explained(extra: str, needed_by: str, missing: ModuleNotFoundError) -> Modu
 
 
 def _command(extra: str) -> str:
-    """Return what installs an extra. The name of this package is in none: an index may have another package of that name."""
+    """Return the command for an extra. It omits this package's name, since an index may have another of that name."""
     in_checkout = f"Run pip install '.[{extra}]' in the checkout of this package"
     try:
         requirements = requires("fewshot-callbacks") or []

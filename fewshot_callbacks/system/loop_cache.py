@@ -9,16 +9,20 @@ bytes and back.
 
 The name of a file is a hash of all that its loop was compiled from:
 
-- the source of each module whose loops it can reach: its own, those of the loops among its globals, and so on,
+- the source of each module whose loops it can reach: its own module, the modules of the loops among its globals, and so
+  on,
 - the numbers and words among the globals of these modules,
 - the closures and default arguments of their loops,
 - the types of the arguments, the options, the processor, and the versions of Python, NumPy and numba.
+
+The files are trusted as numba trusts its own: whoever can write to these folders can run code as the user who loads them. A
+hash of the content finds damage, and no intent.
 
 A loop is not kept, and each process compiles it, if a source cannot be read, if a file was changed after the process had
 begun to import the package, or if a number has changed since it was described first.
 
 The price: after a change of any line in a file of loops, even a comment, all loops of that file and of files that use them
-are compiled anew. `CONTRIBUTING.md` says how long that takes.
+are compiled anew. `CONTRIBUTING.md` has the time that this takes.
 """
 
 from __future__ import annotations
@@ -59,9 +63,8 @@ _MOST_FILES = 48
 _UNFINISHED_SECONDS = 86400.0
 
 _DIGEST_BYTES = 32
-# The caches of all loops of this process.
 _CACHES: list[LoopCache] = []
-# Module -> hash of its source when its last loop was defined; empty if it is not known what Python runs.
+# Module -> hash of its source when its last loop was defined; empty if the code that Python runs is unknown.
 _SOURCES: dict[str, str] = {}
 # Module -> its first description.
 _DESCRIPTIONS: dict[str, str] = {}
@@ -69,11 +72,11 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic, np.
 
 
 class _UnknownDependencyError(Exception):
-    """Raised if it is not known what a loop depends on."""
+    """Raised if the dependencies of a loop are unknown."""
 
 
 def cache_on_disk(loop: Any) -> Any:
-    """Return the loop. From now on it is loaded from the disk if it is there, and stored there once it was compiled.
+    """Return the loop. From now on it is loaded from the disk if stored there, and stored there once compiled.
 
     Call it where the loop is defined, while Python imports the module.
     """
@@ -95,27 +98,32 @@ def cache_on_disk(loop: Any) -> Any:
 
 
 def _hash_of_source(function: Any) -> str:
-    """Return a hash of the source file of a function; empty if it cannot be read, or if Python may run an older one."""
+    """Return a hash of the source file of a function; empty if it is unreadable, or if Python may run an older version."""
     try:
         file = Path(inspect.getfile(function))
         state = file.stat()
         source = file.read_bytes()
     except (OSError, TypeError):
         return ""
-    has_changed = max(state.st_mtime, state.st_ctime) >= import_time.STARTED
-    return "" if has_changed else hashlib.sha256(source).hexdigest()
+    if max(state.st_mtime, state.st_ctime) >= import_time.STARTED:
+        say_once(
+            f"{file.name} is newer than this process, so its compiled loops are not kept. If nobody has changed it, the "
+            "clock of the file system is ahead."
+        )
+        return ""
+    return hashlib.sha256(source).hexdigest()
 
 
 def _name_by_content(loop: Any) -> None:
-    """Give a loop that is made inside a function a name that no other loop has.
+    """Give a loop that is made inside a function a unique name.
 
-    Machine code has names: that of the function, the types, and the number of the function in its process. Loops that one
-    function makes share a name. If two processes compile one of them each, both may have the same number; and a process
-    that loads both from the disk calls one for the other. So a hash of what tells the loop from its siblings ends its name.
+    Machine code is named by the function, the types, and the number of the function in its process. Loops that one
+    function makes share a name. If two processes each compile one of them, both may have the same number, and a process
+    that loads both from the disk confuses them. So the name ends in a hash of the loop's definition.
     """
     try:
         content = _describe_definition(loop)
-    except _UnknownDependencyError:  # it is not kept, but a name may still be in use
+    except _UnknownDependencyError:  # the loop is not stored, but a name may still be in use
         content = secrets.token_hex(16)
     loop.py_func.__qualname__ += f"_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
@@ -154,7 +162,7 @@ class CompiledLoops(event.Listener):
 
 
 def _folders_of(file: str) -> list[Path]:
-    """Return where numba may keep the loops of a Python file, in its order: NUMBA_CACHE_DIR, beside the file, the user's."""
+    """Return where numba may store the loops of a Python file, in its order: NUMBA_CACHE_DIR, by the file, the user's."""
     name = _CacheLocator.get_suitable_cache_subpath(file)
     folders = [Path(file).parent / "__pycache__", Path(AppDirs(appname="numba", appauthor=False).user_cache_dir) / name]
     if named_folder():
@@ -163,21 +171,21 @@ def _folders_of(file: str) -> list[Path]:
 
 
 class _ReadOnlyLocator(_CacheLocator):
-    """The first of the folders of a Python file, for a process that can write none of them."""
+    """The first folder of a Python file, for a process that cannot write to any of its folders."""
 
     def __init__(self, file: str) -> None:
         self._file = file
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _ReadOnlyLocator:
-        """Return the locator of a function. Numba asks for it if all its own locators found no folder."""
+        """Return the locator of a function. Numba uses it if its own locators found no folder."""
         return cls(py_file)
 
     def ensure_cache_path(self) -> None:
         """Accept a folder that cannot be written."""
 
     def get_cache_path(self) -> str:
-        """Return the folder that is named in a message."""
+        """Return the folder for messages."""
         return str(_folders_of(self._file)[0])
 
     def get_source_stamp(self) -> str:
@@ -190,7 +198,7 @@ class _ReadOnlyLocator(_CacheLocator):
 
 
 class _LoopFiles(CompileResultCacheImpl):
-    """Numba's way to store and load a loop, which may also be in a folder that cannot be written."""
+    """Numba's way to store and load a loop. Loading also works from a read-only folder."""
 
     _locator_classes: list[Any] = [*CompileResultCacheImpl._locator_classes, _ReadOnlyLocator]  # noqa: RUF012 - as numba has it
 
@@ -213,7 +221,7 @@ class LoopCache(FunctionCache):
         self.folder = Path(self.cache_path)
         self.is_writable = not isinstance(self._impl.locator, _ReadOnlyLocator)
         folders = _folders_of(inspect.getfile(loop.py_func))
-        # Numba writes to the first that it can, so those before it may be another user's.
+        # Numba writes to the first writable folder, so earlier folders may be another user's.
         self._other_folders = list(takewhile(lambda folder: folder != self.folder, folders))
         if not self.is_writable:
             self._other_folders = folders[1:]
@@ -222,7 +230,7 @@ class LoopCache(FunctionCache):
         self._file_name = re.compile(rf"{re.escape(self._name)}\.[0-9a-f]{{32}}\.nbc(\.[0-9a-f]+)?")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the loop for some types; None if there is no file, or a damaged one."""
+        """Return the loop for these types; None if the file is missing or damaged."""
         target_context.refresh()
         file = self._file(sig, target_context.codegen())
         if file is None:
@@ -232,7 +240,7 @@ class LoopCache(FunctionCache):
         return next((loop for loop in loops if loop is not None), None)
 
     def _load(self, file: Path, target_context: Any) -> Any:
-        """Return the loop in a file; None if there is no file, or a damaged one."""
+        """Return the loop in a file; None if the file is missing or damaged."""
         try:
             content = file.read_bytes()
             mark = content[: len(_MARK)]
@@ -243,16 +251,16 @@ class LoopCache(FunctionCache):
             loaded = self._impl.rebuild(target_context, pickle.loads(loop))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
-        except Exception as error:  # unpickling and LLVM promise no class of error
+        except Exception as error:  # unpickling and LLVM document no error class
             say_once(f"A compiled loop in {file.parent} cannot be loaded ({error}): it is compiled anew.")
             return None
-        # The time of a file tells which loops are in use. Another user may own the file.
+        # The time of a file shows which loops are in use. Another user may own the file.
         with suppress(OSError):
             os.utime(file)
         return loaded
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Store a loop that was compiled; if the disk cannot be written, a line says so."""
+        """Store a compiled loop; if the disk cannot be written, a line reports it."""
         file = self._file(sig, data.codegen)
         if file is None or not self._impl.check_cachable(data):
             return
@@ -274,7 +282,7 @@ class LoopCache(FunctionCache):
                 )
 
     def has_files(self) -> bool:
-        """Return whether a folder has loops, those of this function or of others that are defined beside it."""
+        """Return whether a folder has loops of this function or of others from the same folder."""
         return any(any(folder.glob("*.nbc")) for folder in [self.folder, *self._other_folders])
 
     def flush(self) -> None:
@@ -283,7 +291,7 @@ class LoopCache(FunctionCache):
             file.unlink(missing_ok=True)
 
     def _file(self, sig: Any, codegen: Any) -> Path | None:
-        """Return the file of a loop; None if it is not known what the loop depends on, so that it must not be stored."""
+        """Return the file of a loop; None if its dependencies are unknown, so that it must not be stored."""
         try:
             code = describe_loop(self._loop)
             arguments, result = sigutils.normalize_signature(sig)
@@ -295,7 +303,7 @@ class LoopCache(FunctionCache):
         return self.folder / f"{self._name}.{key}.nbc"
 
     def _files_by_use(self) -> list[tuple[Path, float]]:
-        """Return the files of this function and the times of their last use, the latest first; no files of others."""
+        """Return the files of only this function and the times of their last use, the latest first."""
         files = []
         for file in self.folder.glob("*.nbc*"):
             if self._file_name.fullmatch(file.name):
@@ -346,7 +354,7 @@ def _describe_module(name: str) -> str:
     """Return the source of a module, its numbers, and what its loops have in their closures.
 
     Raises:
-        _UnknownDependencyError: If that is not known, or not what it was.
+        _UnknownDependencyError: If the source is unknown, or has changed.
     """
     values = vars(sys.modules[name])
     loops = [value for value in values.values() if isinstance(value, Dispatcher)]
@@ -362,7 +370,7 @@ def _describe_module(name: str) -> str:
 
 
 def _describe_definition(loop: Any) -> str:
-    """Return what tells a loop from all others of its module: its name, options, closure and default arguments.
+    """Return a description that is unique to a loop in its module: its name, options, closure and default arguments.
 
     Raises:
         _UnknownDependencyError: If the closure has a value that may differ in the next process.
@@ -372,7 +380,7 @@ def _describe_definition(loop: Any) -> str:
         closure = inspect.getclosurevars(function).nonlocals
     except ValueError as error:  # a name of the closure has no value yet
         raise _UnknownDependencyError(f"the closure of {function.__qualname__}") from error
-    # A set is sorted, since it has no order of its own.
+    # A set is sorted, since it has no order.
     options = [(name, sorted(value) if isinstance(value, set) else value) for name, value in loop.targetoptions.items()]
     names_and_values = [*sorted(closure.items()), *(("default", value) for value in function.__defaults__ or ())]
     for name, value in names_and_values:
@@ -394,7 +402,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _describe_type(kind: Any) -> str:
-    """Return a description of a type of numba. The name of a named tuple does not tell its fields, so they are added."""
+    """Return a description of a numba type. The name of a named tuple lacks its fields, so they are added."""
     members = list(getattr(kind, "types", ()))
     if (dtype := getattr(kind, "dtype", None)) is not None:
         members.append(dtype)

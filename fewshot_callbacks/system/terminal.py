@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Changes of the direction of writing. They reach beyond the name: an override reverses the numbers that follow.
+# Characters that change the direction of writing. They reach beyond the name: an override reverses the numbers after
+# it.
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e")
 
 
@@ -21,7 +22,7 @@ def printable(words: object) -> str:
         >>> printable("owl \x1b[2J"), printable("Ω ☃ ש")
         ('owl \\x1b[2J', 'Ω ☃ ש')
     """
-    # Cc: control characters, such as escape. Cs: lone surrogates, which stand for bytes of a file name that Python cannot
+    # Cc: control characters, such as escape. Cs: lone surrogates, in place of bytes of a file name that Python cannot
     # decode. Zl and Zp: separators of lines and paragraphs.
     return "".join(
         character.encode("unicode_escape").decode()

@@ -54,7 +54,7 @@ def none_has(number: int, noun: str) -> str:
 
 
 def _plural(noun: str) -> str:
-    """Return the plural of a noun, whose last word takes the ending."""
+    """Return the plural of a noun. Its last word takes the ending."""
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{noun[:-1]}ies"
     has_hiss = noun.endswith(("s", "x", "ch", "sh")) and not noun.endswith("epoch")

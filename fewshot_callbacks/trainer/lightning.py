@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-# Name of a package -> the module of its Trainer. The package that is taken by default stands first.
+# Name of a package -> the module of its Trainer. The default package comes first.
 MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 
 
@@ -20,9 +20,9 @@ def imported_packages() -> list[str]:
 
 
 def _choose_package() -> str:
-    """Return the package whose classes are those of this process.
+    """Return the package whose classes this process uses.
 
-    An imported package comes before one that can only be imported, and `lightning` before `pytorch_lightning`.
+    An imported package has priority over an installed one, and `lightning` over `pytorch_lightning`.
     """
     installed = [package for package in MODULES if find_spec(package) is not None]
     return [*imported_packages(), *installed, "lightning"][0]

@@ -37,10 +37,10 @@ def replica_of(trainer: Trainer) -> Replica:
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     """Return the loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
 
-    Loaders that were given as a dictionary keep their keys; those of a list, or nested ones, are `dataloader_idx_0` and
-    so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
+    Loaders that were given as a dictionary keep their keys; loaders of a list, or nested ones, are `dataloader_idx_0`
+    and so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
     """
-    # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
+    # `Trainer.val_dataloaders` is not used: in `validate` after `fit` it still has the loaders of `fit`.
     loop_of_state: dict[Any, Any] = {"test": trainer.test_loop, "validate": trainer.validate_loop}
     loop = loop_of_state.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
     combined = loop._combined_loader
@@ -93,7 +93,7 @@ def sample_count(loader: Any, batches: int) -> int:
 
 
 def move_batch(trainer: Trainer, batch: Any) -> Any:
-    """Return a batch of a loader that Lightning does not know, on the device and in the precision of those that it knows."""
+    """Return a batch of a loader that Lightning does not know, on the device and in the precision of Lightning's batches."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -1,4 +1,4 @@
-"""Values in the logs of a run, the names under which they stand there, and the folder of the run."""
+"""Values in the logs of a run, their names there, and the folder of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def log_synced_values(
 ) -> None:
     """Log values of an epoch; of several ranks the largest counts. The progress bar shows the value of one key."""
     options: dict[str, Any] = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False, "batch_size": 1}
-    if process_count() > 1:  # a maximum, so that Lightning does not warn of values that it has not reduced
+    if process_count() > 1:  # the maximum keeps Lightning from warning of unreduced values
         options |= {"sync_dist": True, "reduce_fx": "max"}
     for key, value in values.items():
         module.log(key, value, prog_bar=key == progress_bar_key, **options)

@@ -25,8 +25,8 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
         with preserved_random_states(), torch.no_grad():
             yield
     finally:
-        # Set directly: `train(mode)` sets the submodules as well, and a module may override it, to keep some of them
-        # frozen.
+        # The flag is set directly: `train(mode)` sets the submodules as well, and a module may override it to keep some
+        # of them frozen.
         for submodule, training in modes:
             submodule.training = training
 
@@ -53,7 +53,7 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for holder, name, buffer, copy in buffers:
-                holder[name] = buffer  # a module may have put another in its place
+                holder[name] = buffer  # a module may have replaced it
                 if buffer is not None and copy is not None:
                     buffer.copy_(copy)
 
@@ -61,12 +61,12 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
     """Restore the random states after the block, also after an error."""
-    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # which `isolate_rng` leaves out
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # `isolate_rng` leaves it out
     isolation = isolate_rng()
     isolation.__enter__()
     try:
         yield
     finally:
-        isolation.__exit__(None, None, None)  # told of an error, it would leave the states as they are
+        isolation.__exit__(None, None, None)  # given an error, it would not restore the states
         if mps is not None:
             torch.mps.set_rng_state(mps)

@@ -7,7 +7,7 @@ import warnings
 
 from fewshot_callbacks.trainer.lightning import IS_CHOSEN_BY_USER, PACKAGE, imported_packages, rank_zero_only
 
-# Packages whose functions may stand between the line of a user, such as `trainer.fit(...)`, and a warning.
+# Packages whose functions may be between the line of a user, such as `trainer.fit(...)`, and a warning.
 _BETWEEN = (
     "contextlib",
     "functools",
@@ -27,6 +27,8 @@ def warn(words: str) -> None:
     `warnings.warn` notes in the calling module what it has shown, and does not show it again in the same process, so that
     a second fit in a notebook would say nothing. `warn_explicit` without such a record shows it. Filters apply as usual.
     """
+    # The line of the user is many frames above, behind frames of Lightning, whose number nobody knows: no `stacklevel` names
+    # it. From Python 3.12 on `skip_file_prefixes` would.
     frame = inspect.currentframe()
     assert frame is not None  # CPython has frames
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.engine.options import engine_options, run_tasks
+from fewshot_callbacks.engine.options import computing, engine_options, run_tasks
 from fewshot_callbacks.functional import nearest
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import clustered_items, sampled_product
@@ -183,6 +183,35 @@ def test_torch_is_set_as_before(raised, road):
     finally:
         torch.set_num_threads(before[0])
         torch.set_float32_matmul_precision(before[1])
+
+
+def test_torch_is_set_as_before_once_the_last_of_several_threads_has_ended():
+    """The precision of products is that of the whole process: a thread that ends first leaves it to the others."""
+    first_is_in, second_is_in, seen = threading.Event(), threading.Event(), []
+
+    def first():
+        with computing():
+            first_is_in.set()
+            second_is_in.wait(30)
+
+    def second():
+        first_is_in.wait(30)
+        with computing():
+            second_is_in.set()
+            thread.join(30)
+            seen.append((torch.get_num_threads(), torch.get_float32_matmul_precision()))
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        thread, other = threading.Thread(target=first), threading.Thread(target=second)
+        thread.start()
+        other.start()
+        other.join(60)
+        assert seen == [(1, "highest")]
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 AROUND = {"autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16), "inference": torch.inference_mode}

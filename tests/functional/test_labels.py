@@ -316,3 +316,13 @@ def test_codes_of_integers_are_the_integers_and_wait_for_nothing():
     [codes], names = encode("test", {"labels": Labels(values)})
     assert codes is values
     assert names is None
+
+
+def test_different_targets_have_different_codes():
+    """Also targets with equal sums of their bits, in float32 and float64."""
+    pairs = [[1.0, 2.0], [8.0, 1.0], [2.0, 1.0], [1.0, 8.0], [-1.0, 2.0], [1.0, -2.0], [0.5, 4.0]]
+    for dtype in (torch.float32, torch.float64):
+        targets = Labels(torch.tensor([*pairs, *pairs], dtype=dtype).double())
+        codes = join("call", [targets]).codes.tolist()
+        assert codes[: len(pairs)] == codes[len(pairs) :]
+        assert len(set(codes)) == len(pairs)

@@ -461,6 +461,17 @@ def test_loops_in_a_folder_that_cannot_be_written_are_loaded(engine):
     assert done.stderr == ""
 
 
+def test_without_the_cache_loops_are_compiled_and_a_warning_says_so(engine, tmp_path):
+    """A newer numba may have moved the private parts that the cache needs."""
+    done = engine(
+        "import sys; sys.modules['fewshot_callbacks.system.loop_cache'] = None\n"
+        "from some_engine.calling import twice; print(twice(1))"
+    )
+    assert printed(done) == [2]
+    assert missing_facts(done.stderr, ("numba", "twenty seconds")) == []
+    assert [*tmp_path.rglob("*.nbc")] == []
+
+
 def test_no_folder_for_loops_is_said_once(engine):
     done = engine(NOT_WRITABLE + "import some_engine.calling")
     assert done.returncode == 0

@@ -95,7 +95,6 @@ class RecomputedNegatives:
     """Listed negatives whose exact scores are recomputed when they are asked for. Known are their numbers at some scores."""
 
     total: int
-    # numbers at some scores
     known: CountBounds
     # lowest and highest exact score; empty without a negative
     ends: Floats

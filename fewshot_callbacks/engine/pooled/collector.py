@@ -23,7 +23,7 @@ from fewshot_callbacks.files.journal import Arrays
 # of a core. A pair that is not collected is known up to its error bound and a bin.
 HISTOGRAM_BINS = 2**15
 
-# A sample may be off by this factor: that many times more pairs are collected, if there is room. With 1.5, synthetic
+# A sample may be off by this factor: this many times as many pairs are collected, if there is room. With 1.5, synthetic
 # sets of 31,730 and 158,652 items took a further pass, which costs far more than these pairs.
 SLACK = 3.0
 # Share of the room that is planned to be filled: a buffer that overflows drops a quarter of its pairs or more.

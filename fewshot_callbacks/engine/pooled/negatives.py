@@ -49,7 +49,6 @@ class Negatives:
         self._own_total = estimates.directions * seen
         self._listed = listed
         self.total = int(self._summed(np.array([self._own_total + listed.total]))[0])
-        # how far values can be from exact scores
         self.error_bound = collector.error_bound
         # collected pairs whose exact scores are not known, and their values
         self._collected = collector.collected()

@@ -92,7 +92,7 @@ class Question(Protocol):
 
     @property
     def counts_above(self) -> bool:
-        """Whether negatives are counted that score higher than the threshold, rather than those that reach it."""
+        """Whether only negatives above the threshold are counted, rather than all that reach it."""
 
     def find(self, grid: ScoreGrid, negatives: NegativeBounds) -> Findings:
         """Return where the answer is or may be, given the score grid and bounds of the negatives at its scores."""
@@ -186,7 +186,7 @@ class LowestScore:
         needed = float(false_positives[reached[0]]) if len(reached) else 0.0
         if self.counts_above:
             return Wanted(needed, needed)
-        # Where it does not even hold with all relevant pairs, it holds at no lower score.
+        # If it does not even hold with all relevant pairs, it holds at no lower score.
         all_relevant = np.full(len(grid.reaching), grid.total)
         none_below = np.flatnonzero(~self.holds(all_relevant, false_positives, grid.total, negatives))
         return Wanted(needed, float(false_positives[none_below[-1]]) if len(none_below) else 0.0)

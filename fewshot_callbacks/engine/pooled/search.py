@@ -70,7 +70,7 @@ class ThresholdSearch:
         waiting = list(range(len(questions))) if self.grid.total else []
         previous: tuple[int, ...] = ()
         while waiting:
-            # bounds of the negatives above each score of the grid, and of those that reach it
+            # bounds of the negatives above each score of the grid, and of the negatives that reach it
             needs_above = sorted({questions[number].counts_above for number in waiting})
             bounds = {above: self._bounds_at_grid(above=above) for above in needs_above}
             # Each round settles a question or narrows a bound, so one of these numbers changes.
@@ -121,7 +121,7 @@ class ThresholdSearch:
         negatives reach.
 
         Returns:
-            The findings, if no sample can say so, or if it says that no lower score is open.
+            The findings, if there is no such sample, or if no lower score is open by the sample.
         """
         if not self._can_guess(at_grid, findings):
             return findings

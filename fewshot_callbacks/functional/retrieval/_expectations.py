@@ -34,13 +34,9 @@ class _RatioMeans(NamedTuple):
 def hypergeometric_means(
     m: Int[Tensor, "cases"], drawn: Int[Tensor, "cases"], size: Int[Tensor, "cases"], relevant: Int[Tensor, "cases"]
 ) -> _RatioMeans:
-    """Return means over h, summed from its most probable value outwards, down to 1e-30 of the largest probability.
+    """Return means over the number h of relevant items among those drawn from a group, with m relevant items above it.
 
-    Args:
-        m: Number of relevant items above the group.
-        drawn: Number of candidates of the group that are drawn.
-        size: Number of candidates of the group.
-        relevant: Number of relevant items of the group.
+    The sums go from the most probable h outwards, down to 1e-30 of its probability.
     """
     lowest = (drawn - (size - relevant)).clamp(min=0)
     highest = drawn.minimum(relevant)
@@ -127,14 +123,8 @@ def sum_of_reciprocals(
     """Return E[1 / rank] of the first or the last relevant item of a tied group, as a sum over its places.
 
     The sum ends where probabilities no longer matter. P(x + 1) / P(x) = (n - x + 1) / (s - x) for the place x of the
-    first relevant item; counted from below, the place of the last one has the same probabilities.
-
-    Args:
-        a: Candidates above the group.
-        n: Negatives of the group.
-        r: Relevant items of the group.
-        last: Whether the rank is that of the last relevant item.
-        within: Ranks beyond this one count 0.
+    first relevant item; counted from below, the place of the last one has the same probabilities. Ranks beyond `within`
+    count 0.
     """
     total = torch.zeros_like(a)
     s = n + r

@@ -44,10 +44,7 @@ def read_label_sets(
 def shared_labels(of_query: Lists, of_item: Lists, *, one_set: bool) -> tuple[Lists, Shaped[np.ndarray, "pairs"]]:
     """Return the items that share labels with each query, ascending, and the number of shared labels of each.
 
-    Args:
-        of_query: Numbers of the labels of each query.
-        of_item: Numbers of the labels of each item.
-        one_set: Whether item i is query i, which is not relevant to itself.
+    In one set, item i is query i, which is not relevant to itself.
     """
     number = len(of_item.start)
     items_of_label = _items_of_labels(of_item, labels=1 + int(of_query.items.max(initial=-1)))
@@ -67,12 +64,7 @@ def shared_labels(of_query: Lists, of_item: Lists, *, one_set: bool) -> tuple[Li
 
 
 def _items_of_labels(of_item: Lists, labels: int) -> list[NDArray[np.int32]]:
-    """Return the items that have each label.
-
-    Args:
-        of_item: Numbers of the labels of each item.
-        labels: How many labels have a list.
-    """
+    """Return the items that have each label, given the number of labels."""
     item_of_entry = np.repeat(np.arange(len(of_item.start), dtype=np.int32), of_item.sizes)
     entries = Lists.of_labels(np.arange(labels), of_item.items)
     return [item_of_entry[entries.items[start:stop]] for start, stop in zip(entries.start, entries.stop, strict=True)]

@@ -166,13 +166,7 @@ class PerQuery:
         return torch.cat(values)
 
     def gather(self, processes: Processes, places: Int[Tensor, "own"], length: int) -> None:
-        """Gather the values of the queries of all processes, in their order. Collective.
-
-        Args:
-            processes: All processes.
-            places: Index of each query of this process among all queries.
-            length: Number of all queries.
-        """
+        """Gather the values of all queries in their order, given the places of those of this process. *Collective*."""
         counts = [self.relevant.double(), self.has_candidate.double(), self.tied.double()]
         columns = processes.placed(torch.stack([*self.values.values(), *counts]), places, length)
         *values, relevant, has_candidate, tied = columns
@@ -185,7 +179,7 @@ class PerQuery:
             self.recalls_of_copies = processes.placed(self.recalls_of_copies, places, length)
 
     def _gather_tied(self, processes: Processes, places: Int[Tensor, "own"]) -> None:
-        """Gather the values of tied queries with both rules, in the order of all queries. Collective."""
+        """Gather the values of tied queries with both rules, in the order of all queries. *Collective*."""
         if not bool(self.tied.any()):
             return
         blocks = [

@@ -24,15 +24,10 @@ IGNORED = {"query": "leave these judgements out", "item": "count those that are 
 
 
 def check_choices(call: str, at_least: Any, unknown: str) -> float:
-    """Return the smallest relevant grade of judgements.
-
-    Args:
-        call: The public function, for messages.
-        at_least: See `Relevance.from_judgements`.
-        unknown: See `Relevance.from_judgements`.
+    """Return the smallest relevant grade, `at_least` of `Relevance.from_judgements`, as a number.
 
     Raises:
-        ValueError: If `at_least` is no positive number, or `unknown` is neither `error` nor `ignore`.
+        ValueError: If it is no positive number, or `unknown` is neither `error` nor `ignore`.
     """
     least = as_grade(call, at_least, "at_least")
     if not 0 < least < math.inf:
@@ -126,14 +121,7 @@ def _is_number(word: str) -> bool:
 
 
 def rows_of_ids(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> dict[Any, int]:
-    """Return judged id -> its row, for the ids that have a row.
-
-    Args:
-        call: The public function, for messages.
-        name: Name of the argument that holds the ids.
-        ids: Id of each row.
-        judged: Ids of the judgements.
-    """
+    """Return judged id -> its row, for the judged ids that have a row."""
     judged_ids = set(judged)
     row_of_id: dict[Any, int] = {}
     for row, row_id in enumerate(as_list(ids)):
@@ -160,13 +148,7 @@ def _rows_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int
 
 
 def refuse_unknown_ids(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:
-    """Refuse ids that no row has, unless they are to be left out.
-
-    Args:
-        call: The public function, for messages.
-        unknown: See `Relevance.from_judgements`.
-        sides: Name of each side, the ids of its judgements, and the row of each known id.
-    """
+    """Refuse ids that no row has, unless they are to be left out; a side is its name, its judged ids and id -> row."""
     if unknown != "error":
         return
     for name, judged, row_of_id in sides:
@@ -236,10 +218,10 @@ def distinct_judgements(
     Args:
         call: The public function, for messages.
         rows: Row of the query of each judgement; -1 for none.
-        items: Number of its item.
-        grades: Its grade.
+        items: Number of the item of each judgement.
+        grades: Grade of each judgement.
         numbers: How many numbers of items there are.
-        ids: Its query and its item, as they are written.
+        ids: Queries and items of the judgements, as they are written.
     """
     keys = rows * numbers + items
     order = np.argsort(keys, kind="stable")
