@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._labels import as_labels, hashes_of_labels
 from fewshot_callbacks.functional._repeated import Copies
 from fewshot_callbacks.functional.item_reader import read_items
 from fewshot_callbacks.functional.items import ItemSets, Share
@@ -62,6 +64,25 @@ class RetrievalInputs(ItemSets):
             drawn=drawn,
         )
 
+    @property
+    def query_ids_digest(self) -> str | None:
+        """The digest of the ids of the queries in their order; None without ids."""
+        hashes = self.queries.columns.get("id_hashes")
+        return None if hashes is None else _digest(hashes.numpy())
+
+    @property
+    def gallery_digest(self) -> str:
+        """The digest of the labels and ids of the gallery items in any order, or of the relevance in place of labels."""
+        columns = self.gallery.columns
+        ids = columns.get("id_hashes", torch.zeros(self.gallery.length, dtype=torch.int64)).numpy()
+        if self.judgements is not None:
+            return f"{_digest(ids)}{self.judgements.digest()}"
+        labels = self.gallery.labels
+        if self.label_names is not None:
+            labels = hashes_of_labels(as_labels(self.label_names, "labels", "evaluate_retrieval"))[labels]
+        rows = np.stack([labels.numpy(), ids], axis=1)
+        return _digest(rows[np.lexsort(rows.T)])
+
     def as_one_set(self) -> RetrievalInputs:
         """Take queries and gallery as one set where ids or groups say the same, see `ItemSets.as_one_set`. Collective."""
         if self.drawn is not None or self.judgements is not None:
@@ -69,6 +90,10 @@ class RetrievalInputs(ItemSets):
         sets = super().as_one_set()
         assert isinstance(sets, RetrievalInputs)
         return sets
+
+
+def _digest(integers: Int[np.ndarray, "*shape"]) -> str:
+    return hashlib.blake2b(integers.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 
 def collect_inputs(
