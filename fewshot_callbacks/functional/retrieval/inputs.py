@@ -72,16 +72,26 @@ class RetrievalInputs(ItemSets):
 
     @property
     def gallery_digest(self) -> str:
-        """The digest of the labels and ids of the gallery items in any order, or of the relevance in place of labels."""
-        columns = self.gallery.columns
-        ids = columns.get("id_hashes", torch.zeros(self.gallery.length, dtype=torch.int64)).numpy()
+        """The digest of the labels of the gallery items in any order, or of the relevance in place of labels."""
         if self.judgements is not None:
-            return f"{_digest(ids)}{self.judgements.digest()}"
-        labels = self.gallery.labels
-        if self.label_names is not None:
-            labels = hashes_of_labels(as_labels(self.label_names, "labels", "evaluate_retrieval"))[labels]
-        rows = np.stack([labels.numpy(), ids], axis=1)
-        return _digest(rows[np.lexsort(rows.T)])
+            return self.judgements.digest()
+        return _digest(self._hashes_of_gallery_labels().sort().values.numpy())
+
+    @property
+    def gallery_ids_digest(self) -> str | None:
+        """The digest of the ids of the gallery items in any order, with their labels; None without ids."""
+        hashes = self.gallery.columns.get("id_hashes")
+        if hashes is None:
+            return None
+        items = np.stack([self._hashes_of_gallery_labels().numpy(), hashes.numpy()], axis=1)
+        return _digest(items[np.lexsort(items.T)])
+
+    def _hashes_of_gallery_labels(self) -> Int[Tensor, "items"]:
+        """Return 64 bits for the label of each gallery item; they do not depend on which other labels there are."""
+        if self.label_names is None:
+            return self.gallery.labels
+        names = as_labels(self.label_names, "labels", "evaluate_retrieval")
+        return hashes_of_labels(names)[self.gallery.labels]
 
     def as_one_set(self) -> RetrievalInputs:
         """Take queries and gallery as one set where ids or groups say the same, see `ItemSets.as_one_set`. Collective."""

@@ -424,7 +424,9 @@ class RetrievalReport(Values):
     query_ids_digest: str | None = field(compare=False, repr=False)
     """digest of the ids of the evaluated queries in their order, which tells two sets of queries apart; None without ids"""
     gallery_digest: str = field(compare=False, repr=False)
-    """digest of the labels and ids of the gallery items in any order, or of the relevance that was passed"""
+    """digest of the labels of the gallery items in any order, or of the relevance that was passed"""
+    gallery_ids_digest: str | None = field(compare=False, repr=False)
+    """digest of the ids of the gallery items in any order, with their labels; None without ids"""
     users_metrics: Mapping[str, RequestedMetric] = field(compare=False, repr=False)
     """key -> the metric of a user that was requested by it, without its function"""
     seconds: float = field(compare=False)

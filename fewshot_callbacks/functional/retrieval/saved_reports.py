@@ -116,10 +116,7 @@ def _opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _arrays_in(file: BinaryIO) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an archive; none if the JSON is not among them, since the others may be large.
-
-    `numpy.load` may leave the last bytes of an array unread, and its checksum unchecked.
-    """
+    """Return the arrays of an archive; none if the JSON is not among them, since the others may be large."""
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         if f"{_ENTRY}.npy" not in names:

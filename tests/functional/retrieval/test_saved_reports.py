@@ -216,7 +216,8 @@ FIELDS_OF_FORMAT_1 = {
     "RequestedMetric": "key metric parameters",
     "RetrievalReport": "values pooled consistency grouped intervals tie_ranges confidence queries gallery classes "
     "queries_without_match queries_with_ties queries_with_copies is_estimate similarity ties notes memory_note per_query "
-    "query_labels drawn counted label_names query_ids_digest gallery_digest users_metrics seconds",
+    "query_labels drawn counted label_names query_ids_digest gallery_digest gallery_ids_digest users_metrics"
+    " seconds",
     "ThresholdConsistency": "thresholds labels utility classes_without_pairs",
     "TieRange": "lowest highest",
 }
