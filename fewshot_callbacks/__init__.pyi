@@ -52,6 +52,7 @@ from fewshot_callbacks.functional import (
     near_duplicates as near_duplicates,
     nearest as nearest,
     plan_evaluation as plan_evaluation,
+    rank_reports as rank_reports,
     read_trials as read_trials,
     relevant_ranks as relevant_ranks,
     revisited_protocol as revisited_protocol,

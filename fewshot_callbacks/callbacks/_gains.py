@@ -15,7 +15,6 @@ from fewshot_callbacks.files.addresses import path_text
 from fewshot_callbacks.functional.retrieval import RequestedMetric, RetrievalReport
 from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.gain_reference import GainReference
-from fewshot_callbacks.functional.retrieval.saved_reports import report_from_bytes, report_to_bytes
 from fewshot_callbacks.settings import NoFile
 
 # `best` is the last validation that was itself better than the reference before beyond chance.
@@ -105,7 +104,7 @@ class Gains:
         """Return the references as a checkpoint keeps them: tensors, numbers and words."""
         return {
             set_name: {
-                "report": torch.frombuffer(bytearray(report_to_bytes(reference.report)), dtype=torch.uint8),
+                "report": torch.frombuffer(bytearray(reference.report.to_bytes()), dtype=torch.uint8),
                 "metric": reference.metric,
                 "tries": reference.tries,
             }
@@ -116,7 +115,7 @@ class Gains:
     def load(self, state: dict[str, Any]) -> None:
         """Continue with the references of a checkpoint."""
         for set_name, stored in state.items():
-            report = report_from_bytes(stored["report"].numpy().tobytes(), "the checkpoint")
+            report = RetrievalReport.from_bytes(stored["report"].numpy().tobytes())
             reference = GainReference(stored["metric"], self.against, self._confidence, report, stored["tries"])
             self._references[set_name] = reference
 

@@ -352,6 +352,9 @@ class RetrievalMonitor(CollectingMonitor):
         arguments: dict[str, Any] = dict(zip(GROUPS, (shard.groups for shard in shards), strict=False))
         if self._ids_are_shared(sides):
             arguments |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
+        elif self.source.ids is not None and len(sides) == 1:
+            # Each id is there once, so that ids change no value. By their digest, reports of other queries are refused.
+            arguments["query_ids"] = shards[0].ids
         for rows, labels, shard in zip(("queries", "gallery"), LABELS, shards, strict=False):
             arguments |= {rows: shard.embeddings, labels: shard.labels}
         return arguments | {"share": Share(all_processes(), *(shard.places for shard in shards))}

@@ -313,6 +313,13 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
     return [_looked_up(column, code_of) for column in labels.values()]
 
 
+def hashes_of_labels(labels: Labels) -> Int[Tensor, "items"]:
+    """Return 64 bits for each label, the same in every process and for every set: integers themselves, digests of words."""
+    if isinstance(labels.values, Tensor):
+        return _integers_in(labels)
+    return torch.from_numpy(_digests(labels.tolist())[:, 0].copy())
+
+
 def refuse_other_forms(call: str, forms: Mapping[str, str], argument: str | None = None) -> None:
     """Refuse labels of different forms, which cannot be compared.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.scale import check_similarity
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, read_labels
+from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, hashes_of_labels, read_labels
 from fewshot_callbacks.functional._reading import (
     as_tensor,
     check_matrix,
@@ -63,6 +63,8 @@ class Takes(NamedTuple):
     """whether ids and groups exclude candidates, so that both of two sets need them"""
     needs_gallery: bool = False
     """whether one set is not enough"""
+    id_hashes: bool = False
+    """whether the result has a digest of the ids, for which the items have the column `id_hashes`"""
 
     def argument(self, name: str) -> str:
         """Return the name of an argument such as `queries` or `query_ids` in messages."""
@@ -74,7 +76,7 @@ class Takes(NamedTuple):
 TAKES = {
     "embedding_health": Takes(labels=False, notes=False, one_set=True, excludes=False),
     "evaluate_identification": Takes(),
-    "evaluate_retrieval": Takes(label_sets=True),
+    "evaluate_retrieval": Takes(label_sets=True, id_hashes=True),
     "grouped_recall": Takes(),
     "knn_accuracy": Takes(query_ids_alone=True),
     "linear_probe": Takes(excludes=False, needs_gallery=True),
@@ -348,6 +350,9 @@ class _Reader:
             for argument, codes_of_rows in zip(arguments, codes, strict=True):
                 prefix = argument.partition("_")[0]
                 of_sides[prefix][kind] = sides[prefix].of_all(self.processes, codes_of_rows)
+                if kind == "ids" and takes.id_hashes:
+                    hashes = hashes_of_labels(arguments[argument])
+                    of_sides[prefix]["id_hashes"] = sides[prefix].of_all(self.processes, hashes)
         return {prefix: items.with_columns(**of_sides[prefix]) for prefix, items in sides.items()}, names
 
     def _rows(self, name: str, array: Any) -> Tensor | StoredRows:

@@ -311,16 +311,7 @@ def paired_difference_interval(
         (0.088, 0.212)
     """
     normal_quantile(confidence)
-    call = "paired_difference_interval"
-    differences = _doubles(differences, "differences", call)
-    if clusters is None:
-        means = differences[~differences.isnan()].tolist()
-        sizes = [1] * len(means)
-    else:
-        clusters = check_labels(clusters, len(differences), "clusters", "differences", call)
-        _, means_of_clusters, counts = class_means(differences, clusters)
-        means = means_of_clusters.tolist()
-        sizes = counts.tolist()
+    means, sizes = _units(differences, clusters, "paired_difference_interval")
     if len(means) < 2:
         return UNKNOWN
     if bounds is None or math.isinf(bounds[1] - bounds[0]):
@@ -328,6 +319,93 @@ def paired_difference_interval(
     _, width = _low_and_width(bounds)
     interval = _of_differences([mean / width for mean in means], sizes, confidence)
     return Interval(width * interval.low, width * interval.high)
+
+
+def _units(differences: Any, clusters: Any | None, call: str) -> tuple[list[float], list[int]]:
+    """Return the mean and the number of the differences of each independent unit: a cluster, or a single difference."""
+    differences = _doubles(differences, "differences", call)
+    if clusters is None:
+        means: list[float] = differences[~differences.isnan()].tolist()
+        return means, [1] * len(means)
+    clusters = check_labels(clusters, len(differences), "clusters", "differences", call)
+    _, means_of_clusters, counts = class_means(differences, clusters)
+    return means_of_clusters.tolist(), counts.tolist()
+
+
+def paired_difference_p_value(
+    differences: Any, clusters: Any | None = None, bounds: tuple[float, float] | None = (0.0, 1.0)
+) -> float:
+    """Return the p value of a mean difference of 0, two-sided: 1 minus the confidence whose interval ends at 0.
+
+    The interval is that of `paired_difference_interval`, so p is below 0.05 where its 95 % interval excludes 0. The
+    interval may change from the corrected t interval to the plain one between two confidence levels; only there the two
+    can disagree.
+
+    Args:
+        differences: (items,) each a value of the first minus the value of the second; NaN is left out.
+        clusters: The class of each difference, any integers or strings, if differences are dependent inside classes.
+        bounds: The smallest and the largest value that is subtracted. With None, or an infinite bound, p is that of
+            Student's t.
+
+    Returns:
+        p in [0, 1]; 1 where all differences are 0. NaN for fewer than two differences or clusters, and without bounds
+        where all differences are the same, but not 0.
+
+    Raises:
+        ValueError: If a difference is larger than the bounds allow.
+
+    Examples:
+        >>> import torch
+        >>> round(paired_difference_p_value(torch.tensor([0.1, 0.2, -0.05, 0.1, 0.2])), 3)
+        0.145
+    """
+    from scipy.special import stdtr  # noqa: PLC0415 - what is never evaluated needs no SciPy
+
+    means, sizes = _units(differences, clusters, "paired_difference_p_value")
+    if len(means) < 2:
+        return math.nan
+    is_bounded = bounds is not None and not math.isinf(bounds[1] - bounds[0])
+    if is_bounded:
+        width = _low_and_width(bounds)[1]
+        means = _within_range([mean / width for mean in means], -1)
+    estimate = _jackknife(means, sizes)
+    if not estimate.error:
+        if abs(estimate.mean) <= SAME:
+            return 1.0
+        # Gaffke's interval ends at 0 where (1 + |mean|) (p / 2)^(1 / units) is 1.
+        return min(1.0, 2 * (1 + abs(estimate.mean)) ** -len(means)) if is_bounded else math.nan
+    plain = abs(estimate.mean) / estimate.error
+    corrected = abs(_inverse_hall(estimate.mean / estimate.error, estimate.skewness))
+    is_corrected = is_bounded and _corrected_ends(means, estimate, corrected) is not None
+    return float(2 * stdtr(estimate.freedom, -(corrected if is_corrected else plain)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values that are corrected for their number (Holm, 1979), in the same order; NaN stays NaN.
+
+    If those below 0.05 are called differences, the chance that there is any false one among them is 5 % at most. NaN is
+    not counted.
+
+    Args:
+        p_values: p values in [0, 1].
+
+    Raises:
+        ValueError: If one is not in [0, 1].
+
+    Examples:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    outside = [p for p in p_values if p < 0 or p > 1]
+    if outside:
+        raise InputError(f"holm: {outside[0]:g} is not between 0 and 1. Pass p values.")
+    present = [index for index, p in enumerate(p_values) if not math.isnan(p)]
+    corrected = [math.nan] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(present, key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(present) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
 
 
 def are_all_zero(differences: Float[Tensor, "*values"]) -> bool:
@@ -339,19 +417,32 @@ def are_all_zero(differences: Float[Tensor, "*values"]) -> bool:
 def _of_differences(means: Sequence[float], sizes: Sequence[int], confidence: float) -> Interval:
     """Return the interval of the mean of differences in [-1, 1], given the mean and the number of values of each unit."""
     means = _within_range(means, -1)
-    mean, error, freedom, skewness = _jackknife(means, sizes)
-    if not error:
-        low, high = _of_equal_units((1 + mean) / 2, len(means), confidence)
+    estimate = _jackknife(means, sizes)
+    if not estimate.error:
+        low, high = _of_equal_units((1 + estimate.mean) / 2, len(means), confidence)
         return Interval(2 * low - 1, 2 * high - 1)
-    quantile = t_quantile(confidence, freedom)
-    plain = Interval(mean - quantile * error, mean + quantile * error)
+    quantile = t_quantile(confidence, estimate.freedom)
+    ends = _corrected_ends(means, estimate, quantile)
+    if ends is None:
+        reach = quantile * estimate.error
+        ends = Interval(estimate.mean - reach, estimate.mean + reach)
+    return Interval(max(-1.0, ends.low), min(1.0, ends.high))
+
+
+def _corrected_ends(means: Sequence[float], estimate: _Estimate, quantile: float) -> Interval | None:
+    """Return the ends of the t interval that is corrected for skewness; None if the plain t interval is to be used.
+
+    Args:
+        means: The mean of each unit.
+        estimate: Their mean, with its uncertainty.
+        quantile: Half-width of the plain t interval in standard errors.
+    """
+    mean, error, _, skewness = estimate
     low = mean - error * _hall(quantile, skewness)
     high = mean - error * _hall(-quantile, skewness)
     # Beyond all differences the cubic transformation no longer corrects a t statistic.
-    is_outside = low < min(*means, plain.low) or high > max(*means, plain.high)
-    if is_outside and len(means) >= UNITS_WITH_RANGE:
-        low, high = plain
-    return Interval(max(-1.0, low), min(1.0, high))
+    is_outside = low < min(*means, mean - quantile * error) or high > max(*means, mean + quantile * error)
+    return None if is_outside and len(means) >= UNITS_WITH_RANGE else Interval(low, high)
 
 
 def independent_difference_interval(first: float, interval: Interval, second: float, other: Interval) -> Interval:
@@ -578,3 +669,10 @@ def _hall(quantile: float, skewness: float) -> float:
     if abs(skewness) < 1e-6:  # there is nothing to correct, and the formula would lose all digits
         return quantile
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
+
+
+def _inverse_hall(corrected: float, skewness: float) -> float:
+    """Return the quantile that `_hall` corrects to this one."""
+    if abs(skewness) < 1e-6:
+        return corrected
+    return float(((1 + skewness * corrected / 3) ** 3 - 1) / skewness + skewness / 6)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
@@ -23,6 +28,10 @@ from fewshot_callbacks.functional.statistics import (
     normal_quantile,
     paired_difference_interval,
 )
+from fewshot_callbacks.settings import RequestedMetric
+
+# A report, or the path or address of a saved one.
+ReportSource = RetrievalReport | str | os.PathLike[str]
 
 
 class Differences(dict[str, Difference]):
@@ -39,7 +48,7 @@ class Differences(dict[str, Difference]):
         return str(self)
 
 
-def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence: float = 0.95) -> dict[str, Difference]:
+def compare_reports(first: ReportSource, second: ReportSource, confidence: float = 0.95) -> dict[str, Difference]:
     """Return the difference of every metric of two evaluations of the same queries, with its interval.
 
     Each query is compared with itself, so that what makes a query easy or hard for both models does not add to the
@@ -48,9 +57,14 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     both ends are NaN. Where both have the same value of each query, as a model against itself has, the interval is 0 to 0:
     these values are equal. Where all but a few do, the interval rests on those few, and is narrow.
 
+    The queries are the same if their labels are, and their ids. If one of the reports has no ids, only labels and the
+    queries that `max_queries` has drawn are compared: different items with the same labels are not noticed. Where
+    relevance was passed in place of labels, only the number of queries is compared, or their clusters. A warning says
+    that the galleries differ.
+
     Args:
-        first: Report of one evaluation.
-        second: Report of another evaluation of the same queries in the same order, for instance with another model.
+        first: Report of one evaluation, or the path or address of a file that `RetrievalReport.save` has written.
+        second: The same of another evaluation of the same queries in the same order, for instance with another model.
         confidence: Confidence level of the intervals, in (0, 1).
 
     Returns:
@@ -59,7 +73,8 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         share no metric.
 
     Raises:
-        ValueError: If the two reports are not of the same queries, or `confidence` is not in (0, 1).
+        ValueError: If the two reports are not of the same queries, a file is not a saved report, or `confidence` is not in
+            (0, 1).
 
     Examples:
         >>> import torch
@@ -71,54 +86,112 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
         True
     """
     normal_quantile(confidence)
-    refuse_other_queries(first, second, "compare_reports")
+    first = as_report(first)
+    second = as_report(second)
+    refuse_other_queries("compare_reports", {"the first report": first, "the second report": second})
     first_values = first.metrics()
     second_values = second.metrics()
-    grouped = _grouped_intervals(first.grouped, second.grouped, confidence)
+    grouped = {}
+    if torch.equal(first.query_labels, second.query_labels):  # groups of strings are named by codes, which may differ
+        grouped = _grouped_intervals(first.grouped, second.grouped, confidence)
     differences = Differences()
     for name in first_values:
         if name not in second_values:
             continue
-        if first.requested(name) != second.requested(name):
+        requested = first.requested(name)
+        if requested != second.requested(name):
             raise InputError(
                 f"compare_reports: {name!r} is a metric of a user, and another one in each evaluation. Evaluate both with "
                 "the same metric, or give one of the two another pattern."
             )
         interval = grouped.get(name, UNKNOWN)
-        if first.requested(name).of_queries in first.per_query:
-            interval = paired_interval(first, second, name, confidence)
+        if requested.of_queries in first.per_query:
+            interval = paired_interval(first, second, requested, confidence)
         differences[name] = Difference(first_values[name], second_values[name], interval)
     return differences
 
 
-def refuse_other_queries(first: RetrievalReport, second: RetrievalReport, call: str) -> None:
-    """Raise an InputError unless two reports are of the same queries in the same order."""
-    labels = first.query_labels
-    if not torch.equal(labels, second.query_labels) or first.label_names != second.label_names:
-        raise InputError(
-            f"{call}: the first evaluation has {len(labels)} queries, the second {len(second.query_labels)}, "
-            "and their labels are not the same in the same order. Evaluate the same items with both models."
+def as_report(source: ReportSource) -> RetrievalReport:
+    """Return a report as it is, or load it from its file."""
+    return source if isinstance(source, RetrievalReport) else RetrievalReport.load(source)
+
+
+def refuse_other_queries(call: str, reports: Mapping[str, RetrievalReport]) -> None:
+    """Refuse reports whose queries are not those of the first report; warn if a gallery is another one.
+
+    Args:
+        call: The public function, for messages.
+        reports: The name of each report in messages, and the report.
+
+    Raises:
+        ValueError: If the labels, ids or drawn queries of two reports differ.
+    """
+    (first_name, first), *others = reports.items()
+    for name, report in others:
+        kind = _other_queries(first, report)
+        if kind:
+            raise InputError(
+                f"{call}: {first_name} has {first.queries:,} queries, {name} has {report.queries:,}, and {kind} are not the "
+                "same in the same order. Evaluate the same items with both models, with the same max_queries and seed."
+            )
+    other_galleries = [name for name, report in others if _has_other_gallery(first, report)]
+    if other_galleries:
+        warnings.warn(
+            f"{call}: the gallery of {' and of '.join(other_galleries)} is not that of {first_name} (other labels, ids or "
+            "relevance), so a difference may come from the galleries. Evaluate with the same gallery to compare models.",
+            stacklevel=3,
         )
 
 
-def paired_interval(first: RetrievalReport, second: RetrievalReport, metric: str, confidence: float) -> Interval:
-    """Return the interval of the first value of a metric minus the second, in [-1, 1].
+def _other_queries(first: RetrievalReport, second: RetrievalReport) -> str:
+    """Return what of the queries of two reports differs; empty if they are the same, as far as the reports tell."""
+    if not _labels_are_equal(first, second):
+        return "their labels"
+    if first.query_ids_digest is not None and second.query_ids_digest is not None:
+        return "" if first.query_ids_digest == second.query_ids_digest else "their ids"
+    drawn = (first.drawn, second.drawn)
+    if first.drawn is None or second.drawn is None:
+        return "" if drawn == (None, None) else "the drawn queries"
+    return "" if torch.equal(first.drawn, second.drawn) else "the drawn queries"
 
-    Args:
-        first: Report of one evaluation.
-        second: Report of another evaluation of the same queries in the same order.
-        metric: A metric that both have for each query, or `macro_` before one.
-        confidence: Confidence level, in (0, 1).
+
+def _has_other_gallery(first: RetrievalReport, second: RetrievalReport) -> bool:
+    """Return whether the galleries of two reports differ, as far as the reports tell."""
+    ids = (first.gallery_ids_digest, second.gallery_ids_digest)
+    return first.gallery_digest != second.gallery_digest or (None not in ids and ids[0] != ids[1])
+
+
+def _labels_are_equal(first: RetrievalReport, second: RetrievalReport) -> bool:
+    """Return whether the queries of two reports have the same labels; strings may have other codes in another gallery."""
+    if first.label_names == second.label_names:
+        return torch.equal(first.query_labels, second.query_labels)
+    if first.label_names is None or second.label_names is None:
+        return False
+    first_names = [first.label_names[code] for code in first.query_labels.tolist()]
+    return first_names == [second.label_names[code] for code in second.query_labels.tolist()]
+
+
+def paired_differences(
+    first: RetrievalReport, second: RetrievalReport, requested: RequestedMetric
+) -> tuple[Float[Tensor, "units"], Int[Tensor, "units"] | None]:
+    """Return the differences of a metric that both have for each query, and their clusters.
+
+    They are differences of classes, without clusters, for a mean over classes.
     """
-    requested = first.requested(metric)
-    of_queries = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
-    if are_all_zero(of_queries):
-        return EQUAL
-    bounds = requested.metric.range
+    differences = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
     if requested.is_macro:
-        of_classes = class_means(of_queries, first.query_labels)[1]
-        return paired_difference_interval(of_classes, confidence=confidence, bounds=bounds)
-    return paired_difference_interval(of_queries, first.query_labels, confidence, bounds)
+        return class_means(differences, first.query_labels)[1], None
+    return differences, first.query_labels
+
+
+def paired_interval(
+    first: RetrievalReport, second: RetrievalReport, requested: RequestedMetric, confidence: float
+) -> Interval:
+    """Return the interval of the difference of a metric that both reports have for each query."""
+    if are_all_zero(first.per_query[requested.of_queries] - second.per_query[requested.of_queries]):
+        return EQUAL
+    differences, clusters = paired_differences(first, second, requested)
+    return paired_difference_interval(differences, clusters, confidence, requested.metric.range)
 
 
 def _grouped_intervals(

@@ -337,6 +337,9 @@ def _summarised(
         drawn=sample.drawn,
         counted=inputs.queries.origins,
         label_names=sample.label_names,
+        query_ids_digest=sample.query_ids_digest,
+        gallery_digest=sample.gallery_digest,
+        gallery_ids_digest=sample.gallery_ids_digest,
         users_metrics={requested.key: without_function(requested) for requested in users_metrics},
         seconds=math.nan,
     )

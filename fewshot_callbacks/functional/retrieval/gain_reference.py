@@ -48,12 +48,12 @@ class GainReference:
         if self.report is None:
             self.report = _only_metric(report, self.metric)
             return Gain(self.metric, 0.0, EQUAL, value, is_better=False, confidence=self.confidence)
-        refuse_other_queries(report, self.report, "compare")
+        refuse_other_queries("compare", {"the reference": self.report, "this validation": report})
         reference = self.report[self.metric]
         self.tries += 1
         tries = self.tries if self.against == "best" else 1
         confidence = 1 - (1 - self.confidence) / tries
-        interval = paired_interval(report, self.report, self.metric, confidence)
+        interval = paired_interval(report, self.report, report.requested(self.metric), confidence)
         is_better = interval.high < 0 if self.lower_is_better(report) else interval.low > 0
         gain = Gain(self.metric, value - reference, interval, reference, is_better, confidence)
         if is_better and self.against == "best":

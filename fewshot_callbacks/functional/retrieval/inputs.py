@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._labels import as_labels, hashes_of_labels
 from fewshot_callbacks.functional._repeated import Copies
 from fewshot_callbacks.functional.item_reader import read_items
 from fewshot_callbacks.functional.items import ItemSets, Share
@@ -62,6 +64,35 @@ class RetrievalInputs(ItemSets):
             drawn=drawn,
         )
 
+    @property
+    def query_ids_digest(self) -> str | None:
+        """The digest of the ids of the queries in their order; None without ids."""
+        hashes = self.queries.columns.get("id_hashes")
+        return None if hashes is None else _digest(hashes.numpy())
+
+    @property
+    def gallery_digest(self) -> str:
+        """The digest of the labels of the gallery items in any order, or of the relevance in place of labels."""
+        if self.judgements is not None:
+            return self.judgements.digest()
+        return _digest(self._hashes_of_gallery_labels().sort().values.numpy())
+
+    @property
+    def gallery_ids_digest(self) -> str | None:
+        """The digest of the ids of the gallery items in any order, with their labels; None without ids."""
+        hashes = self.gallery.columns.get("id_hashes")
+        if hashes is None:
+            return None
+        items = np.stack([self._hashes_of_gallery_labels().numpy(), hashes.numpy()], axis=1)
+        return _digest(items[np.lexsort(items.T)])
+
+    def _hashes_of_gallery_labels(self) -> Int[Tensor, "items"]:
+        """Return 64 bits for the label of each gallery item; they do not depend on which other labels there are."""
+        if self.label_names is None:
+            return self.gallery.labels
+        names = as_labels(self.label_names, "labels", "evaluate_retrieval")
+        return hashes_of_labels(names)[self.gallery.labels]
+
     def as_one_set(self) -> RetrievalInputs:
         """Take queries and gallery as one set where ids or groups say the same, see `ItemSets.as_one_set`. Collective."""
         if self.drawn is not None or self.judgements is not None:
@@ -69,6 +100,10 @@ class RetrievalInputs(ItemSets):
         sets = super().as_one_set()
         assert isinstance(sets, RetrievalInputs)
         return sets
+
+
+def _digest(integers: Int[np.ndarray, "*shape"]) -> str:
+    return hashlib.blake2b(integers.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
 
 def collect_inputs(

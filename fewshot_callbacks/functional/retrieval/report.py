@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import METRICS, is_pattern, requested_metric
+from fewshot_callbacks.functional.retrieval.saved_reports import load, save
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval
@@ -420,12 +422,68 @@ class RetrievalReport(Values):
     `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were strings: each string once, sorted; None where they were integers"""
+    query_ids_digest: str | None = field(compare=False, repr=False)
+    """digest of the ids of the evaluated queries in their order, which tells two sets of queries apart; None without ids"""
+    gallery_digest: str = field(compare=False, repr=False)
+    """digest of the labels of the gallery items in any order, or of the relevance that was passed"""
+    gallery_ids_digest: str | None = field(compare=False, repr=False)
+    """digest of the ids of the gallery items in any order, with their labels; None without ids"""
     users_metrics: Mapping[str, RequestedMetric] = field(compare=False, repr=False)
     """key -> the metric of a user that was requested by it, without its function"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
     gain: Gain | None = field(default=None, compare=False, repr=False)
     """the first metric minus its value in a reference, where a `RetrievalMonitor` with `compare` has made the report"""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report into a file, from which `load` returns it to the bit. It holds no embeddings and no pickles.
+
+        The file is an .npz file of a few bytes per query and metric. Functions of metrics of your own are not saved; what
+        they have computed is.
+
+        Args:
+            path: Path or address, such as `june.report.npz`. A file of this name is replaced.
+
+        Examples:
+            >>> import tempfile
+            >>> from fewshot_callbacks import evaluate_retrieval
+            >>> report = evaluate_retrieval([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], [0, 0, 1, 0])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     report.save(f"{folder}/june.report.npz")
+            ...     loaded = RetrievalReport.load(f"{folder}/june.report.npz")
+            >>> round(loaded.mAP, 4), loaded == report
+            (0.8056, True)
+        """
+        save(path, self, _SAVED_CLASSES)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> RetrievalReport:
+        """Return the report that `save` has written into a file.
+
+        Args:
+            path: Path or address of the file.
+
+        Raises:
+            ValueError: If the file is damaged, holds something else, or was saved by a newer version in another format.
+            FileNotFoundError: If there is no such file.
+        """
+        report: RetrievalReport = load("RetrievalReport.load", path, cls, _SAVED_CLASSES)
+        return report
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file that `save` writes."""
+        return to_bytes(self, _SAVED_CLASSES)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> RetrievalReport:
+        """Return the report that `to_bytes` has made.
+
+        Raises:
+            ValueError: If the content is damaged, or was made by a newer version in another format.
+        """
+        file = io.BytesIO(content)
+        report: RetrievalReport = from_file("RetrievalReport.from_bytes", "the content", file, cls, _SAVED_CLASSES)
+        return report
 
     def _why_left_out(self, key: str) -> str:
         words = super()._why_left_out(key)
@@ -566,6 +624,16 @@ class RetrievalReport(Values):
         stored["notes"] = [*self._gain_in_words(), *self.messages]
         stored["seconds"] = round(self.seconds, 3)
         return stored
+
+
+# What a saved report is made of. If the fields of one of these classes change, `saved_reports.FORMAT` must be raised.
+_SAVED_CLASSES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Enclosure, ErrorRatePoint, GroupedRecall, Interval, Metric, OperatingPoint, PairCounts, PooledDecisions),
+        *(RequestedMetric, RetrievalReport, ThresholdConsistency, TieRange),
+    )
+}
 
 
 def _stored_decisions(pooled: PooledDecisions) -> dict[str, Any]:
