@@ -141,8 +141,8 @@ def _as_report(compare: Any, owner: str) -> RetrievalReport:
         )
     try:
         return RetrievalReport.load(compare)
-    except FileNotFoundError:
+    except OSError as error:
         raise InputError(
-            f"{owner}(compare={path_text(compare)!r}): there is no such file. Pass 'best', 'first', a RetrievalReport, or "
-            "the path that report.save wrote."
-        ) from None
+            f"{owner}(compare={path_text(compare)!r}): this file cannot be read ({error.strerror or error}). Pass 'best', "
+            "'first', a RetrievalReport, or the path of a file that report.save has written."
+        ) from error

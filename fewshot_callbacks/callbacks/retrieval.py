@@ -210,8 +210,7 @@ class RetrievalMonitor(CollectingMonitor):
             groups=groups,
         )
         self.compare = compare
-        confidence = request_of(self._settings).confidence
-        self._gains = None if compare is None else Gains(compare, confidence, "RetrievalMonitor")
+        self._gains = None if compare is None else Gains(compare, self._settings.confidence, "RetrievalMonitor")
         self.reports: dict[str, RetrievalReport] = {}
         self.compression: dict[str, CompressionReport] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import METRICS, is_pattern, requested_metric
-from fewshot_callbacks.functional.retrieval.saved_reports import load, save
+from fewshot_callbacks.functional.retrieval.saved_reports import from_file, load, save, to_bytes
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.statistics import Interval
@@ -630,7 +631,17 @@ class RetrievalReport(Values):
 _SAVED_CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Enclosure, ErrorRatePoint, GroupedRecall, Interval, Metric, OperatingPoint, PairCounts, PooledDecisions),
+        *(
+            Enclosure,
+            ErrorRatePoint,
+            Gain,
+            GroupedRecall,
+            Interval,
+            Metric,
+            OperatingPoint,
+            PairCounts,
+            PooledDecisions,
+        ),
         *(RequestedMetric, RetrievalReport, ThresholdConsistency, TieRange),
     )
 }

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ def load(call: str, path: str | os.PathLike[str], kind: type[Any], classes: Clas
         return from_file(call, path_text(path), file, kind, classes)
 
 
-def from_file(call: str, name: str, file: BinaryIO, kind: type[Any], classes: Classes) -> Any:
+def from_file(call: str, name: str, file: io.BufferedIOBase, kind: type[Any], classes: Classes) -> Any:
     """Return the result in an open file.
 
     Args:
@@ -111,8 +111,8 @@ def from_file(call: str, name: str, file: BinaryIO, kind: type[Any], classes: Cl
             result = _decoded(tree["result"], arrays, classes)
     except _DAMAGE as error:
         raise InputError(
-            f"{call}: {name} is damaged, or not a saved report ({type(error).__name__}: {error}). Copy it again, or save the "
-            "report again with report.save."
+            f"{call}: {name} is damaged, or not a saved report ({type(error).__name__}: {error}). Copy it again, or save "
+            "the report again with report.save."
         ) from error
     if tree is None:
         raise InputError(
@@ -135,12 +135,12 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
         return file.read(len(_ZIP_MARK)) == _ZIP_MARK
 
 
-def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+def _opened(path: str | os.PathLike[str]) -> io.BufferedIOBase:
     """Return an open file, by its path or its address."""
     return io.BytesIO(read_file(path)) if is_address(path) else Path(path_text(path)).open("rb")
 
 
-def _arrays_in(file: BinaryIO) -> dict[str, NDArray[Any]]:
+def _arrays_in(file: io.BufferedIOBase) -> dict[str, NDArray[Any]]:
     """Return the arrays of an archive; none if the JSON is not among them, since the others may be large."""
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
