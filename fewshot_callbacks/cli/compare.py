@@ -1,4 +1,4 @@
-"""`fewshot compare`: two runs of `fewshot fit` side by side, on the test set and in how their steps moved the embeddings."""
+"""`fewshot compare`: two runs of `fewshot fit` on the test set and in how their steps moved the embeddings; saved reports."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fewshot_callbacks.cli.compare_saved import are_saved_reports, compare_saved
 from fewshot_callbacks.cli.evaluate import differences_as_dict
 from fewshot_callbacks.cli.options import Compare
 from fewshot_callbacks.cli.run_files import CONFIGURATION, DYNAMICS, TrainingRecord, best_checkpoint
@@ -85,9 +86,20 @@ def run(options: Compare) -> None:
     """Compare and print.
 
     Raises:
-        ValueError: Nothing of the runs can be compared.
-        FileNotFoundError: There is no such run, or it has no checkpoint.
+        ValueError: Nothing of the runs or reports can be compared.
+        FileNotFoundError: There is no such run or report, or a run has no checkpoint.
     """
+    paths = [options.run, options.other_run, *options.others]
+    if options.names is not None and len(options.names) != len(paths):
+        raise InputError(f"--names has {len(options.names)} names for {len(paths)} runs or reports. Pass one for each.")
+    if are_saved_reports(paths):
+        compare_saved(paths, options)
+        return
+    if options.others or options.metric is not None:
+        raise InputError(
+            "a ranking is of saved reports, and these are runs. Pass two runs without --metric, or files that 'fewshot "
+            "evaluate --save' has written."
+        )
     runs = (as_location(options.run), as_location(options.other_run))
     comparison = compare_runs(runs, options.names, test=options.test)
     if options.json:
