@@ -31,7 +31,7 @@ def are_saved_reports(paths: Sequence[Path]) -> bool:
         if not is_file(others[0]) and not is_folder(others[0]):
             raise FileNotFoundError(f"There is no {other}. Give a file that 'fewshot evaluate --save' has written.")
         raise InputError(
-            f"{path_text(archives[0])} is an .npz file, as saved reports are, and {other} is not. Compare reports with "
+            f"{path_text(archives[0])} is a saved report or another .npz file, and {other} is neither. Compare reports with "
             "reports, and runs with runs."
         )
     return bool(archives)
