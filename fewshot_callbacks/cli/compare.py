@@ -1,4 +1,4 @@
-"""`fewshot compare`: two runs of `fewshot fit` on the test set and in how their steps moved the embeddings; saved reports."""
+"""`fewshot compare`: two runs of `fewshot fit`, on the test set and in how their steps moved the embeddings; or reports."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def comparison_table(
 def ranking_table(ranking: Ranking) -> Table:
     """Return the table of a ranking for a screen, the best first."""
     caption = as_text(" ".join(ranking.explanation))
-    table = Table(title=f"ranking by {ranking.metric}", caption=caption, caption_justify="left", pad_edge=False, **NARROW)
+    table = Table(
+        title=f"ranking by {ranking.metric}", caption=caption, caption_justify="left", pad_edge=False, **NARROW
+    )
     for column in ranking.columns:
         is_word = column in ("model", "groups")
         table.add_column(column, justify="left" if is_word else "right", overflow="fold")

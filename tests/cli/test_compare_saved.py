@@ -54,7 +54,9 @@ def test_a_saved_report_is_that_which_is_printed(saved, capsys):
 def test_two_have_the_table_of_two_files(saved, capsys):
     words = printed(capsys, "compare", *files_of(saved, "june", "july"))
     of_files = printed(capsys, "evaluate", saved / "june.npz", "--against", saved / "july.npz", *METRICS)
-    rows, rows_of_files = ([line for line in text.splitlines() if "@" in line or "mAP" in line] for text in (words, of_files))
+    rows, rows_of_files = (
+        [line for line in text.splitlines() if "@" in line or "mAP" in line] for text in (words, of_files)
+    )
     assert [row.split() for row in rows] == [row.split() for row in rows_of_files]
     assert missing_facts(" ".join(words.split()), ("june minus july", "june.report.npz against")) == []
     stored = json.loads(printed(capsys, "compare", *files_of(saved, "june", "july"), "--json"))
@@ -71,7 +73,9 @@ def test_more_are_ranked(saved, capsys):
     for row in ranking.rows():
         assert " ".join(row).split() in table
     assert json.loads(printed(capsys, "compare", *files_of(saved, *names), "--json")) == ranking.to_dict()
-    by_recall = printed(capsys, "compare", *files_of(saved, "june", "july"), "--metric", "recall@1", "--names", "a", "b")
+    by_recall = printed(
+        capsys, "compare", *files_of(saved, "june", "july"), "--metric", "recall@1", "--names", "a", "b"
+    )
     assert [line.split()[0] for line in by_recall.splitlines() if line[:3] in (" a ", " b ")] == ["b", "a"]
 
 
@@ -103,7 +107,11 @@ def test_files_of_one_name_are_named_by_their_paths(saved, capsys, tmp_path, mon
 def test_mistakes_are_named_in_one_line(saved, capsys, tmp_path):
     june, july = files_of(saved, "june", "july")
     cases = {
-        ("compare", june, saved / "july.npz"): ("july.npz", "not a saved report", "fewshot evaluate FILE --save REPORT"),
+        ("compare", june, saved / "july.npz"): (
+            "july.npz",
+            "not a saved report",
+            "fewshot evaluate FILE --save REPORT",
+        ),
         ("compare", june, tmp_path / "nothing"): ("There is no", "nothing", "evaluate --save"),
         ("compare", june, tmp_path): ("june.report.npz", "runs with runs"),
         ("compare", tmp_path, tmp_path, tmp_path): ("saved reports", "runs", "--metric"),

@@ -17,7 +17,7 @@ from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluat
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.rank_metrics import hits_within, relevant_ranks
-from fewshot_callbacks.functional.retrieval.ranking import RankInterval, Ranking, rank_reports
+from fewshot_callbacks.functional.retrieval.ranking import Ranking, RankInterval, rank_reports
 from fewshot_callbacks.functional.retrieval.registry import METRICS, RELEVANCE_METRICS, requested_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange

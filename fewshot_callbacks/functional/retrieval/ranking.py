@@ -201,7 +201,9 @@ def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confi
     """
     normal_quantile(confidence)
     if len(reports) < 2:
-        raise InputError(f"rank_reports: {counted(len(reports), 'report')} cannot be ranked. Pass two or more, as name -> report.")
+        raise InputError(
+            f"rank_reports: {counted(len(reports), 'report')} cannot be ranked. Pass two or more, as name -> report."
+        )
     loaded = {name: as_report(source) for name, source in reports.items()}
     refuse_other_queries("rank_reports", {repr(name): report for name, report in loaded.items()})
     requested = _common_metric(loaded, metric)
@@ -232,7 +234,9 @@ def _common_metric(reports: Mapping[str, RetrievalReport], metric: str) -> Reque
         raise InputError(f"rank_reports: {metric!r} has no value for each query, or neither direction is better. {fix}")
     for name, report in reports.items():
         if metric not in report.values:
-            raise InputError(f"rank_reports: the report {name!r} has no {metric!r}. Evaluate with it, or rank by another.")
+            raise InputError(
+                f"rank_reports: the report {name!r} has no {metric!r}. Evaluate with it, or rank by another."
+            )
         if math.isnan(report[metric]):
             raise InputError(f"rank_reports: {metric!r} of {name!r} is NaN. {fix}")
     if any(report.requested(metric) != requested for report in others):

@@ -190,9 +190,7 @@ class TestQueries:
         with refused(InputError, "compare_reports", "the drawn queries", "max_queries"):
             compare_reports(first, other)
         ids = list(range(300))
-        first, other = (
-            evaluate_retrieval(points, labels, max_queries=60, seed=seed, query_ids=ids) for seed in (0, 1)
-        )
+        first, other = (evaluate_retrieval(points, labels, max_queries=60, seed=seed, query_ids=ids) for seed in (0, 1))
         with refused(InputError, "compare_reports", "their ids"):
             compare_reports(first, other)
 
