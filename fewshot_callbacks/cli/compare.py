@@ -1,4 +1,4 @@
-"""`fewshot compare`: two runs of `fewshot fit` side by side, on the test set and in how their steps moved the embeddings."""
+"""`fewshot compare`: two runs of `fewshot fit`, on the test set and in how their steps moved the embeddings; or reports."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fewshot_callbacks.cli.compare_saved import are_saved_reports, compare_saved
 from fewshot_callbacks.cli.evaluate import differences_as_dict
 from fewshot_callbacks.cli.options import Compare
 from fewshot_callbacks.cli.run_files import CONFIGURATION, DYNAMICS, TrainingRecord, best_checkpoint
@@ -85,9 +86,20 @@ def run(options: Compare) -> None:
     """Compare and print.
 
     Raises:
-        ValueError: Nothing of the runs can be compared.
-        FileNotFoundError: The run does not exist, or it has no checkpoint.
+        ValueError: Nothing of the runs or reports can be compared.
+        FileNotFoundError: There is no such run or report, or a run has no checkpoint.
     """
+    paths = [options.run, options.other_run, *options.others]
+    if options.names is not None and len(options.names) != len(paths):
+        raise InputError(f"--names has {len(options.names)} names for {len(paths)} runs or reports. Pass one for each.")
+    if are_saved_reports(paths):
+        compare_saved(paths, options)
+        return
+    if options.others or options.metric is not None:
+        raise InputError(
+            "a ranking is of saved reports, and these are runs. Pass two runs without --metric, or files that 'fewshot "
+            "evaluate --save' has written."
+        )
     runs = (as_location(options.run), as_location(options.other_run))
     comparison = compare_runs(runs, options.names, test=options.test)
     if options.json:
@@ -103,7 +115,7 @@ class RunComparison:
     folders: Sequence[Location]
     names: tuple[str, str]
     records: Sequence[TrainingRecord | None]
-    # results on the test set; empty if nothing was tested
+    # results on the test set; none if nothing was tested
     tests: Sequence[NetworkResults]
     # why nothing was tested; empty if both runs were
     why_untested: str
@@ -130,7 +142,7 @@ class RunComparison:
             {"name": name, "folder": str(folder), "epochs": record and record.epochs, "steps": record and record.steps}
             for name, folder, record in zip(self.names, self.folders, self.records, strict=True)
         ]
-        for description, results in zip(runs, self.tests, strict=False):  # empty if nothing was tested
+        for description, results in zip(runs, self.tests, strict=False):  # none if nothing was tested
             description["test"] = results.to_dict()
         return {
             "runs": runs,
@@ -162,7 +174,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
 
     Args:
         runs: The folder of each, or its file of steps; either may be an address.
-        names: The names of both in the tables; by default the names of their heads or folders.
+        names: The names of both in the tables; by default those of their heads or folders.
         test: Test both checkpoints, which takes longest.
     """
     for run in runs:
@@ -190,7 +202,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
 
 
 def _why_untested(runs: Sequence[Location]) -> str:
-    """Return why two runs cannot be tested; empty if they can."""
+    """Return why two runs cannot be tested; nothing if they can."""
     for run in runs:
         if not is_file(join_location(run, CONFIGURATION)):
             return f"{run} holds no {CONFIGURATION}"
@@ -229,13 +241,12 @@ def results_of_test(*words: str, as_prototypes: bool = False) -> NetworkResults:
         words: Options of `fewshot test`.
         as_prototypes: Test the backbone of a module without episodes, too: by the angles to the prototypes.
     """
-    # These names import Lightning, which tables of steps do not need.
+    # They import Lightning, which tables of steps do not need.
     from fewshot_callbacks.cli.fit import command, quiet_lightning  # noqa: PLC0415
     from fewshot_callbacks.protonet import ProtoNet, SoftmaxHead  # noqa: PLC0415
 
     with quiet_lightning():
-        # The test runs on one device: Lightning repeats images to give several devices equal shares, which would count
-        # twice.
+        # One device: Lightning repeats images to give several devices equal shares, and these would be counted twice.
         cli = command(["test", *words, "--trainer.devices=1", "--trainer.enable_progress_bar=false", "--verbose=false"])
         trainer: Any = cli.trainer
         model = cli.model
@@ -265,13 +276,13 @@ def differences_of(first: NetworkResults, second: NetworkResults) -> dict[str, D
             in_retrieval = {}
         differences |= {name: in_retrieval[name] for name in SHOWN if name in in_retrieval}
     if first.j is not None and second.j is not None:
-        # J has no interval, so its difference has none either.
+        # J has no interval, so that its difference has none either.
         differences["J"] = Difference(second.j, first.j, UNKNOWN)
     return differences
 
 
 def _episodes(tests: Sequence[NetworkResults]) -> str:
-    """Return a sentence on the episodes of both runs and the intervals of their accuracies; empty without accuracies."""
+    """Return a sentence on the episodes of both runs and the intervals of their accuracies; nothing without accuracies."""
     accuracies = [results.accuracy for results in tests if results.accuracy]
     if not accuracies:
         return ""

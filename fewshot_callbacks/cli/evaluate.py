@@ -31,6 +31,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import path_text
 from fewshot_callbacks.files.journal import journaling
+from fewshot_callbacks.files.outputs import refuse_input
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.items import EVERYTHING
@@ -49,10 +50,7 @@ from fewshot_callbacks.system.terminal import note, printable
 
 # Bytes: J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28
-COMPARED = (
-    "difference: first minus second. Each query is compared with itself; the intervals are robust to the dependence of "
-    "queries of one class."
-)
+COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
 
 
 def run(options: Evaluate) -> None:
@@ -93,9 +91,14 @@ def run(options: Evaluate) -> None:
             Result(report, moments_of_all(sets) if wants_j else None, compressed)
             for sets, report in zip(all_sets, reports, strict=True)
         ]
-        if len(results) > 1:
-            print_both(results[0], results[1], options)
-        else:
+        if options.against is not None:
+            files = [path_text(options.file), path_text(options.against)]
+            print_both(results[0], results[1], files, as_json=options.json, per_class=options.per_class)
+            return
+        try:
+            if options.save is not None:
+                results[0].report.save(options.save)
+        finally:  # the result of a long evaluation is shown even if the disk is full
             print_result(results[0], options)
 
 
@@ -110,6 +113,13 @@ def _check_options(options: Evaluate) -> None:
             raise InputError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
     if options.against is not None and (options.dims or options.codes):
         raise InputError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
+    if options.save is not None:
+        if options.against is not None:
+            raise InputError(
+                "--save keeps one report, and --against makes two. Save each file by itself, and compare the reports with "
+                "'fewshot compare'."
+            )
+        refuse_input(options.save, "--save", (options.file, options.judgements))
 
 
 def _read_files(options: Evaluate) -> list[StoredSets]:
@@ -186,22 +196,38 @@ def print_result(result: Result, options: Evaluate) -> None:
         console.print(note(in_shell(message, "evaluate")))
 
 
-def print_both(first: Result, second: Result, options: Evaluate) -> None:
-    """Print the comparison of two files, as JSON or as a table."""
+def print_both(
+    first: Result,
+    second: Result,
+    files: Sequence[str],
+    names: Sequence[str] = ("first", "second"),
+    *,
+    as_json: bool,
+    per_class: bool = False,
+) -> None:
+    """Print the comparison of two files, as JSON or as a table.
+
+    Args:
+        first: The result of one file.
+        second: The result of the other one.
+        files: Both files, for the title and for notes.
+        names: The names of both in the table.
+        as_json: Print JSON.
+        per_class: Print the means of each class, too, as JSON.
+    """
     differences = compare_reports(first.report, second.report)
     if first.j is not None and second.j is not None:
         # J has no interval, so its difference has none either.
         differences[DISCRIMINANT_RATIO] = Difference(first.j, second.j, UNKNOWN)
-    if options.json:
-        per_class = options.per_class
+    if as_json:
         both = {"first": first.to_dict(per_class=per_class), "second": second.to_dict(per_class=per_class)}
         print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
         return
     console = Console()
-    files = [path_text(file) for file in (options.file, options.against) if file is not None]
     title = " against ".join(files)
+    caption = f"difference: {names[0]} minus {names[1]}. {COMPARED}"
     users_metrics = first.report.users_metrics
-    console.print(comparison_table(differences, ("first", "second"), title, COMPARED, users_metrics=users_metrics))
+    console.print(comparison_table(differences, names, title, caption, users_metrics=users_metrics))
     for file, result in zip(files, (first, second), strict=True):
         for message in result.report.messages:
             console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))

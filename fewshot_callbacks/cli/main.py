@@ -22,7 +22,7 @@ from fewshot_callbacks.system.terminal import printable
 
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
-    "compare": "compare two runs of fit: results on the test set, and how their steps moved the embeddings",
+    "compare": "compare two runs of fit on the test set and by their steps, or saved reports query by query",
     "evaluate": "retrieval metrics of embeddings in files: .npz, .npy, .parquet, .arrow, .feather, .safetensors",
     "report": "the same with failures, suspects, near duplicates and images, as one HTML file",
     "trials": "verification of pairs that someone listed, such as those of LFW and VoxCeleb",

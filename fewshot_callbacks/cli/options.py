@@ -87,6 +87,8 @@ class Evaluate:
         at_least: The smallest relevant grade of judgements, by default 1; -l of trec_eval.
         resume: A new or empty folder where the state of the evaluation is written about every minute, so that the same
             command goes on from there after a kill; the state is removed at the end.
+        save: A file, such as june.report.npz, or an address, where the report is kept for 'fewshot compare'; a file of this
+            name is replaced.
         json: Print the report as JSON.
         per_class: Print the means of each class, too.
     """
@@ -100,6 +102,7 @@ class Evaluate:
     unknown: Literal["error", "ignore"] | None = None
     at_least: float | None = None
     resume: Path | None = None
+    save: Path | None = None
     json: bool = False
     per_class: bool = False
     # Tables name their intervals by 95 %.
@@ -217,22 +220,34 @@ class Plan:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare two runs of 'fewshot fit'.
+    """Compare two runs of 'fewshot fit', or two or more saved reports.
 
-    It tests their best checkpoints on the same episodes, and compares how their optimiser steps moved the embeddings
-    (TrainingDynamicsMonitor), with the tests of the distance-ratio paper.
+    Two examples:
+
+        fewshot compare runs/version_0 runs/version_1
+        fewshot compare june.report.npz july.report.npz august.report.npz --metric mAP
+
+    It tests the best checkpoints of two runs on the same episodes, and compares how their optimiser steps moved the
+    embeddings (TrainingDynamicsMonitor), with the tests of the distance-ratio paper.
+
+    'fewshot evaluate FILE --save REPORT' writes a report, and report.save in Python. Reports of the same queries are
+    compared query by query: two with a table of differences, three or more with a ranking by a metric.
 
     Args:
-        run: Folder of a run, such as runs/version_0 or s3://bucket/run, or its training_dynamics.json.
-        other_run: The same of the run to compare with.
-        names: Names of the two runs in the tables; by default those of their heads.
+        run: Folder of a run, such as runs/version_0 or s3://bucket/run, or its training_dynamics.json; or a saved report.
+        other_run: The same of the run, or the report, to compare with.
+        others: Further saved reports.
+        names: A name for each run or report in the tables; by default the heads of runs and the names of files.
+        metric: Rank reports by this metric; by default mAP if there are three or more.
         test: Test both checkpoints; false compares only the steps.
         json: Print the comparison as JSON.
     """
 
     run: Path
     other_run: Path
+    others: Sequence[Path] = field(default=(), metadata={"positional": True})
     names: Sequence[str] | None = None
+    metric: str | None = None
     test: bool = True
     json: bool = False
 

@@ -25,7 +25,8 @@ AS_TYPED: dict[str, dict[str, Any]] = {
     "metrics": {"nargs": "+", "metavar": "KEY"},
     "dims": {"nargs": "+", "metavar": "DIMS"},
     "codes": {"nargs": "+", "metavar": "CODE"},
-    "names": {"nargs": 2, "metavar": "NAME"},
+    "names": {"nargs": "+", "metavar": "NAME"},
+    "others": {"nargs": "*", "type": Path, "default": ()},
 }
 SHORT = {"output": ["-o"]}
 # Words that YAML spells in another way.
@@ -118,6 +119,9 @@ def parser_of(command: str) -> ArgumentParser:
         meaning = meaning.replace("%", "%%")
         if field.default is MISSING:
             parser.add_argument(field.name, type=kind, help=meaning)
+            continue
+        if field.metadata.get("positional"):
+            parser.add_argument(field.name, help=meaning, **AS_TYPED[field.name])
             continue
         names = [*SHORT.get(field.name, []), f"--{field.name}"]
         parser.add_argument(*names, default=field.default, help=meaning, **AS_TYPED.get(field.name, {"type": kind}))

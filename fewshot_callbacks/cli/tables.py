@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
+    Ranking,
     RequestedMetric,
     RetrievalReport,
     requested_metric,
@@ -120,6 +121,20 @@ def comparison_table(
         *values, gain, interval, is_beyond_chance = difference.in_words()
         cells = [*(values[column] for column in order), gain]
         table.add_row(name, *("n/a" if "nan" in cell else cell for cell in cells), interval, is_beyond_chance)
+    return table
+
+
+def ranking_table(ranking: Ranking) -> Table:
+    """Return the table of a ranking for a screen, the best first."""
+    caption = as_text(" ".join(ranking.explanation))
+    table = Table(
+        title=f"ranking by {ranking.metric}", caption=caption, caption_justify="left", pad_edge=False, **NARROW
+    )
+    for column in ranking.columns:
+        is_word = column in ("model", "groups")
+        table.add_column(column, justify="left" if is_word else "right", overflow="fold")
+    for name, *cells in ranking.rows():
+        table.add_row(as_text(name), *cells)
     return table
 
 

@@ -1,13 +1,14 @@
 """Items that come several times in a validation: noted by the monitor, and left out by their ids."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from fewshot_callbacks import DiscriminantRatioMonitor, EmbeddingSource, KnnMonitor, knn_accuracy
+from fewshot_callbacks import DiscriminantRatioMonitor, EmbeddingSource, KnnMonitor, evaluate_retrieval, knn_accuracy
 from tests.callbacks.models import (
     EveryBatch,
     Net,
@@ -22,6 +23,7 @@ from tests.callbacks.models import (
     with_prefix,
 )
 from tests.messages import missing_facts
+from tests.reports import assert_same
 
 POINTS, LABELS = items().tensors
 DATA = TensorDataset(POINTS, LABELS, torch.arange(len(POINTS)))
@@ -165,3 +167,20 @@ def test_j_of_a_training_batch_counts_each_row_as_the_loss_does() -> None:
     run = trainer(DiscriminantRatioMonitor(**IDS), batches)
     run.fit(Pairs(), DataLoader(TensorDataset(POINTS, LABELS), batch_size=12), DataLoader(DATA, batch_size=7))
     assert batches.logged == pytest.approx(expected_ratios_of_batches(batches))
+
+
+@pytest.mark.parametrize("name", ["the set", "the set twice", "a gallery"])
+def test_reports_know_their_queries_by_the_ids_of_the_source(name: str) -> None:
+    """So reports of other items with the same labels are refused; the ids of one loader change no value."""
+    of_one = {"the set": lambda: DataLoader(DATA, batch_size=7)}
+    gallery = {"gallery": 1} if name == "a gallery" else {}
+    with_ids, without_ids = (retrieval(**gallery, **source) for source in (IDS, {}))
+    for monitor in (with_ids, without_ids):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer(monitor).validate(Step(), (LOADERS | of_one)[name](), verbose=False)
+    expected = evaluate_retrieval(POINTS, LABELS, query_ids=torch.arange(len(POINTS)), label_groups=None)
+    assert with_ids.report.query_ids_digest == expected.query_ids_digest
+    assert without_ids.report.query_ids_digest is None
+    if name == "the set":
+        assert_same(without_ids.report, replace(with_ids.report, query_ids_digest=None, gallery_ids_digest=None))

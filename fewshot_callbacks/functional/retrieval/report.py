@@ -453,7 +453,7 @@ class RetrievalReport(Values):
             ...     report.save(f"{folder}/june.report.npz")
             ...     loaded = RetrievalReport.load(f"{folder}/june.report.npz")
             >>> round(loaded.mAP, 4), loaded == report
-            (0.8056, True)
+            (0.8611, True)
         """
         save(path, self, _SAVED_CLASSES)
 

@@ -21,7 +21,9 @@ from tests.remote_stores import empty_memory
 LABELS = torch.arange(120) % 24
 WORDS = [f"bird {label} \u00e9\ud800" for label in LABELS.tolist()]
 IDS = [f"{index}.jpg" for index in range(120)]
-ALL_METRICS = [metric.pattern.format(k=3, p=0.1, divisor="min") for metric in METRICS if not metric.pattern.endswith("_miss")]
+ALL_METRICS = [
+    metric.pattern.format(k=3, p=0.1, divisor="min") for metric in METRICS if not metric.pattern.endswith("_miss")
+]
 
 
 def points(noise=0.3, seed=0):
@@ -35,7 +37,9 @@ def with_groups():
 
 def of_gallery():
     labels = LABELS.flip(0).tolist()
-    return evaluate_retrieval(points(), LABELS, points(seed=1), labels, query_ids=range(120), gallery_ids=range(120, 240))
+    return evaluate_retrieval(
+        points(), LABELS, points(seed=1), labels, query_ids=range(120), gallery_ids=range(120, 240)
+    )
 
 
 def of_label_sets():
@@ -147,8 +151,9 @@ def load_or_refuse(content, path):
     try:
         return RetrievalReport.load(path)
     except InputError as error:
-        assert str(error).startswith(f"RetrievalReport.load: {path} is ")
-        return None
+        message = str(error)
+    assert message.startswith(f"RetrievalReport.load: {path} is ")
+    return None
 
 
 def test_a_cut_file_is_refused(tmp_path):
