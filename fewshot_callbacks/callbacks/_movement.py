@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +92,10 @@ class MovementOfSet:
         self._previous: SampledItems | None = None
         # the module of these embeddings, which may be freed
         self._module: weakref.ref[LightningModule] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled. A copy begins anew, since a weak reference cannot be pickled."""
+        return vars(self) | {"_module": None}
 
     def compare(self, sample: SampledItems, module: LightningModule) -> tuple[dict[str, float], str | None]:
         """Compare a sample with the earlier ones, and keep it.
