@@ -81,6 +81,7 @@ def test_nothing_is_logged_or_kept_unless_asked_for(tmp_path):
 def test_the_report_and_the_bar_say_it_as_a_sentence(capsys):
     monitor = retrieval(compare="best", metrics="mAP")
     logged = fitted(monitor, TQDMProgressBar(), enable_progress_bar=True)
+    assert "the reference of the next validations" in logged.texts[0]
     assert "mAP is better than the reference by" in logged.texts[1]
     assert "which may be chance" in logged.texts[2]
     assert capsys.readouterr().out.count("than the reference by") >= 3

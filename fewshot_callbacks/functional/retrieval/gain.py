@@ -20,6 +20,8 @@ class Gain(NamedTuple):
     """whether it is better than the reference beyond chance"""
     confidence: float
     """confidence level of the interval"""
+    is_first: bool = False
+    """whether this evaluation is the first, and so its own reference"""
 
     def in_words(self) -> str:
         """Return a sentence.
@@ -29,11 +31,13 @@ class Gain(NamedTuple):
             >>> gain.in_words()
             'mAP is better than the reference by 0.064 (0.050 to 0.077 at 95%).'
         """
+        if self.is_first:
+            return f"{self.metric} is {self.reference:.3f}, the reference of the next validations."
         low, high = self.interval
         level = f"at {100 * self.confidence:.4g}%"
         if low <= 0.0 <= high:
             difference = f"{self.value:+.3f} ({low:+.3f} to {high:+.3f} {level})"
-            return f"{self.metric} differs from the reference by {difference}, which may be chance."
+            return f"{self.metric} minus the reference is {difference}, which may be chance."
         verdict = "better" if self.is_better else "worse"
         nearest, farthest = sorted((abs(low), abs(high)))
         difference = f"{abs(self.value):.3f} ({nearest:.3f} to {farthest:.3f} {level})"

@@ -47,7 +47,7 @@ class GainReference:
         value = report[self.metric]
         if self.report is None:
             self.report = _only_metric(report, self.metric)
-            return Gain(self.metric, 0.0, EQUAL, value, is_better=False, confidence=self.confidence)
+            return Gain(self.metric, 0.0, EQUAL, value, is_better=False, confidence=self.confidence, is_first=True)
         refuse_other_queries("compare", {"the reference": self.report, "this validation": report})
         reference = self.report[self.metric]
         self.tries += 1
