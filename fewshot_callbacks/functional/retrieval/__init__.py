@@ -12,6 +12,7 @@ from fewshot_callbacks.functional.retrieval.compression import (
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluation, TimedSample, measure_evaluation
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
@@ -47,6 +48,7 @@ __all__ = [
     "Enclosure",
     "ErrorRatePoint",
     "EvaluationPlan",
+    "Gain",
     "GeneralizationGap",
     "GroupedRecall",
     "MeasuredEvaluation",

@@ -210,6 +210,7 @@ def test_another_result_and_a_newer_format_are_refused(tmp_path, monkeypatch):
 FIELDS_OF_FORMAT_1 = {
     "Enclosure": "low high",
     "ErrorRatePoint": "threshold false_match_rate false_non_match_rate",
+    "Gain": "metric value interval reference is_better confidence is_first",
     "GroupedRecall": "at intervals group_size groups dropped_labels repeats per_group confidence unmatched are_given labels",
     "Interval": "low high",
     "Metric": "pattern input value meaning range better",
@@ -222,7 +223,7 @@ FIELDS_OF_FORMAT_1 = {
     "RetrievalReport": "values pooled consistency grouped intervals tie_ranges confidence queries gallery classes "
     "queries_without_match queries_with_ties queries_with_copies is_estimate similarity ties notes memory_note per_query "
     "query_labels drawn counted label_names query_ids_digest gallery_digest gallery_ids_digest users_metrics"
-    " seconds",
+    " seconds gain",
     "ThresholdConsistency": "thresholds labels utility classes_without_pairs",
     "TieRange": "lowest highest",
 }
