@@ -335,11 +335,10 @@ def _units(differences: Any, clusters: Any | None, call: str) -> tuple[list[floa
 def paired_difference_p_value(
     differences: Any, clusters: Any | None = None, bounds: tuple[float, float] | None = (0.0, 1.0)
 ) -> float:
-    """Return the p value of a mean difference of 0, two-sided: 1 minus the confidence whose interval ends at 0.
+    """Return the p value of a mean difference of 0, two-sided: 1 minus the confidence from which on an interval has 0.
 
-    The interval is that of `paired_difference_interval`, so p is below 0.05 where its 95 % interval excludes 0. The
-    interval may change from the corrected t interval to the plain one between two confidence levels; only there the two
-    can disagree.
+    The interval is that of `paired_difference_interval`, so p is below 0.05 where its 95 % interval excludes 0. The two
+    disagree only in rare sets whose corrected interval contains 0 while the plain interval at a higher level does not.
 
     Args:
         differences: (items,) each a value of the first minus the value of the second; NaN is left out.
@@ -374,10 +373,33 @@ def paired_difference_p_value(
             return 1.0
         # Gaffke's interval ends at 0 where (1 + |mean|) (p / 2)^(1 / units) is 1.
         return min(1.0, 2 * (1 + abs(estimate.mean)) ** -len(means)) if is_bounded else math.nan
+    quantile = abs(estimate.mean) / estimate.error
+    if is_bounded:
+        quantile = _quantile_at_zero(means, estimate)
+    return float(2 * stdtr(estimate.freedom, -quantile))
+
+
+def _quantile_at_zero(means: Sequence[float], estimate: _Estimate) -> float:
+    """Return the half-width in standard errors of the plain t interval at the confidence from which on an end passes 0.
+
+    Args:
+        means: The mean of each unit.
+        estimate: Their mean, with its uncertainty.
+    """
     plain = abs(estimate.mean) / estimate.error
     corrected = abs(_inverse_hall(estimate.mean / estimate.error, estimate.skewness))
-    is_corrected = is_bounded and _corrected_ends(means, estimate, corrected) is not None
-    return float(2 * stdtr(estimate.freedom, -(corrected if is_corrected else plain)))
+    if _corrected_ends(means, estimate, corrected) is not None:
+        return corrected
+    if _corrected_ends(means, estimate, plain) is None:
+        return plain
+    # Between the two the plain interval, which contains 0, takes the place of the corrected one, which does not.
+    for _ in range(60):
+        middle = (plain + corrected) / 2
+        if _corrected_ends(means, estimate, middle) is None:
+            corrected = middle
+        else:
+            plain = middle
+    return plain
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -14,11 +14,11 @@ from tests.messages import missing_facts, refused
 LABELS = torch.arange(300) % 30
 
 
-def model(noise, seed, metrics=("mAP", "macro_mAP", "pair_f1"), **arguments):
+def model(noise, seed, metrics=("mAP", "macro_mAP", "pair_f1")):
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(30, 12, generator=generator)[LABELS] + torch.randn(300, 12, generator=generator)
     points += noise * torch.randn(300, 12, generator=torch.Generator().manual_seed(seed))
-    return evaluate_retrieval(points, LABELS, metrics=metrics, **arguments)
+    return evaluate_retrieval(points, LABELS, metrics=metrics)
 
 
 @pytest.fixture(scope="module")
