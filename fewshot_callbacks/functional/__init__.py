@@ -17,6 +17,7 @@ from fewshot_callbacks.functional.neighbours import (
     near_duplicates,
     nearest,
 )
+from fewshot_callbacks.functional.p_values import holm, paired_difference_p_value
 from fewshot_callbacks.functional.retrieval import (
     DEFAULT_METRICS,
     METRICS,
@@ -64,10 +65,8 @@ from fewshot_callbacks.functional.statistics import (
     Difference,
     Interval,
     clustered_mean_interval,
-    holm,
     mean_interval,
     paired_difference_interval,
-    paired_difference_p_value,
 )
 from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.functional.variance_ratio import VarianceRatioEstimate, variance_ratio, variance_ratio_of_set

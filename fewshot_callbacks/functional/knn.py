@@ -16,15 +16,16 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional._jackknife import SAME
 from fewshot_callbacks.functional._notes import notes_on_largest_class
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.item_reader import read_items
 from fewshot_callbacks.functional.items import EVERYTHING, GROUPING, ItemSets, Rules, Share, first_equal_rows
 from fewshot_callbacks.functional.means import exact_mean
 from fewshot_callbacks.functional.neighbours import positive_number, positive_whole, search
-from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
-from fewshot_callbacks.functional.statistics import SAME, Interval, clustered_mean_interval, normal_quantile
+from fewshot_callbacks.functional.retrieval.values import Values, or_none
+from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, normal_quantile
 from fewshot_callbacks.settings import Metric, Similarity
 from fewshot_callbacks.system.words import counted, none_has
 

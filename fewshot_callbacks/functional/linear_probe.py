@@ -22,8 +22,8 @@ from fewshot_callbacks.functional._ridge import LeaveGroupOut, LeaveOneOut, Ridg
 from fewshot_callbacks.functional.item_reader import read_items
 from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.neighbours import positive_number
-from fewshot_callbacks.functional.retrieval.report import Values, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
+from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import Interval, normal_quantile
 from fewshot_callbacks.settings import Metric
 from fewshot_callbacks.system.words import counted

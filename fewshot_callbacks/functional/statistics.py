@@ -40,20 +40,19 @@ from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional._jackknife import (
+    corrected_ends,
+    jackknife,
+    t_quantile,
+    within_range,
+)
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._reading import as_tensor
 from fewshot_callbacks.functional.means import class_means, exact_mean
 
-# Two means of metrics that differ by less are equal: rounding is 1e-16 of them, one query of a million moves them by 1e-6.
-SAME = 1e-12
-# Units from which on the range of their differences tells that a correction went too far. Fewer often have a mean
-# beyond all of them, and `benchmarks/interval_coverage.py` finds no better coverage with the t interval.
-UNITS_WITH_RANGE = 8
 # Classes beyond those of an episode from which on classes can be left out one at a time: with eight classes and 5-way
 # episodes, intervals have held the truth in 95 % of the sets (`benchmarks/episode_coverage.py`).
 SPARE_CLASSES = 3
-# By how much rounding may carry a metric that was computed in float32 outside its range.
-OUTSIDE = 1e-6
 
 
 class Interval(NamedTuple):
@@ -226,7 +225,7 @@ def clustered_mean_interval(
     call = "clustered_mean_interval"
     values = _doubles(values, "values", call)
     clusters = check_labels(clusters, len(values), "clusters", "values", call)
-    low, width = _low_and_width(bounds)
+    low, width = low_and_width(bounds)
     _, means, sizes = class_means((values - low) / width, clusters)
     if bounds is None or math.isinf(bounds[1] - bounds[0]):
         return _t_interval(means.tolist(), sizes.tolist(), confidence)
@@ -234,7 +233,7 @@ def clustered_mean_interval(
     return Interval(low + width * interval.low, low + width * interval.high)
 
 
-def _low_and_width(bounds: tuple[float, float] | None) -> tuple[float, float]:
+def low_and_width(bounds: tuple[float, float] | None) -> tuple[float, float]:
     """Return the lower bound, and the width between both; 0 and 1 if there are none, or one of them is infinite."""
     if bounds is None or math.isinf(bounds[1] - bounds[0]):
         return 0.0, 1.0
@@ -249,7 +248,7 @@ def _t_interval(means: Sequence[float], sizes: Sequence[int], confidence: float)
     normal_quantile(confidence)
     if len(means) < 2:
         return UNKNOWN
-    mean, error, freedom, _ = _jackknife(means, sizes)
+    mean, error, freedom, _ = jackknife(means, sizes)
     if not error:
         return UNKNOWN
     reach = t_quantile(confidence, freedom) * error
@@ -311,17 +310,17 @@ def paired_difference_interval(
         (0.088, 0.212)
     """
     normal_quantile(confidence)
-    means, sizes = _units(differences, clusters, "paired_difference_interval")
+    means, sizes = units_of(differences, clusters, "paired_difference_interval")
     if len(means) < 2:
         return UNKNOWN
     if bounds is None or math.isinf(bounds[1] - bounds[0]):
         return _t_interval(means, sizes, confidence)
-    _, width = _low_and_width(bounds)
+    _, width = low_and_width(bounds)
     interval = _of_differences([mean / width for mean in means], sizes, confidence)
     return Interval(width * interval.low, width * interval.high)
 
 
-def _units(differences: Any, clusters: Any | None, call: str) -> tuple[list[float], list[int]]:
+def units_of(differences: Any, clusters: Any | None, call: str) -> tuple[list[float], list[int]]:
     """Return the mean and the number of the differences of each independent unit: a cluster, or a single difference."""
     differences = _doubles(differences, "differences", call)
     if clusters is None:
@@ -332,104 +331,6 @@ def _units(differences: Any, clusters: Any | None, call: str) -> tuple[list[floa
     return means_of_clusters.tolist(), counts.tolist()
 
 
-def paired_difference_p_value(
-    differences: Any, clusters: Any | None = None, bounds: tuple[float, float] | None = (0.0, 1.0)
-) -> float:
-    """Return the p value of a mean difference of 0, two-sided: 1 minus the confidence from which on an interval has 0.
-
-    The interval is that of `paired_difference_interval`, so p is below 0.05 where its 95 % interval excludes 0. The two
-    disagree only in rare sets whose corrected interval contains 0 while the plain interval at a higher level does not.
-
-    Args:
-        differences: (items,) each a value of the first minus the value of the second; NaN is left out.
-        clusters: The class of each difference, any integers or strings, if differences are dependent inside classes.
-        bounds: The smallest and the largest value that is subtracted. With None, or an infinite bound, p is that of
-            Student's t.
-
-    Returns:
-        p in [0, 1]; 1 where all differences are 0. NaN for fewer than two differences or clusters, and without bounds
-        where all differences are the same, but not 0.
-
-    Raises:
-        ValueError: If a difference is larger than the bounds allow.
-
-    Examples:
-        >>> import torch
-        >>> round(paired_difference_p_value(torch.tensor([0.1, 0.2, -0.05, 0.1, 0.2])), 3)
-        0.145
-    """
-    from scipy.special import stdtr  # noqa: PLC0415 - what is never evaluated needs no SciPy
-
-    means, sizes = _units(differences, clusters, "paired_difference_p_value")
-    if len(means) < 2:
-        return math.nan
-    is_bounded = bounds is not None and not math.isinf(bounds[1] - bounds[0])
-    if is_bounded:
-        width = _low_and_width(bounds)[1]
-        means = _within_range([mean / width for mean in means], -1)
-    estimate = _jackknife(means, sizes)
-    if not estimate.error:
-        if abs(estimate.mean) <= SAME:
-            return 1.0
-        # Gaffke's interval ends at 0 where (1 + |mean|) (p / 2)^(1 / units) is 1.
-        return min(1.0, 2 * (1 + abs(estimate.mean)) ** -len(means)) if is_bounded else math.nan
-    quantile = abs(estimate.mean) / estimate.error
-    if is_bounded:
-        quantile = _quantile_at_zero(means, estimate)
-    return float(2 * stdtr(estimate.freedom, -quantile))
-
-
-def _quantile_at_zero(means: Sequence[float], estimate: _Estimate) -> float:
-    """Return the half-width in standard errors of the plain t interval at the confidence from which on an end passes 0.
-
-    Args:
-        means: The mean of each unit.
-        estimate: Their mean, with its uncertainty.
-    """
-    plain = abs(estimate.mean) / estimate.error
-    corrected = abs(_inverse_hall(estimate.mean / estimate.error, estimate.skewness))
-    if _corrected_ends(means, estimate, corrected) is not None:
-        return corrected
-    if _corrected_ends(means, estimate, plain) is None:
-        return plain
-    # Between the two the plain interval, which contains 0, takes the place of the corrected one, which does not.
-    for _ in range(60):
-        middle = (plain + corrected) / 2
-        if _corrected_ends(means, estimate, middle) is None:
-            corrected = middle
-        else:
-            plain = middle
-    return plain
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values that are corrected for their number (Holm, 1979), in the same order; NaN stays NaN.
-
-    If those below 0.05 are called differences, the chance that there is any false one among them is 5 % at most. NaN is
-    not counted.
-
-    Args:
-        p_values: p values in [0, 1].
-
-    Raises:
-        ValueError: If one is not in [0, 1].
-
-    Examples:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
-    outside = [p for p in p_values if p < 0 or p > 1]
-    if outside:
-        raise InputError(f"holm: {outside[0]:g} is not between 0 and 1. Pass p values.")
-    present = [index for index, p in enumerate(p_values) if not math.isnan(p)]
-    corrected = [math.nan] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(sorted(present, key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(present) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected
-
-
 def are_all_zero(differences: Float[Tensor, "*values"]) -> bool:
     """Return whether there are differences, and all of them are 0; NaN is left out."""
     present = differences[~differences.isnan()]
@@ -438,33 +339,17 @@ def are_all_zero(differences: Float[Tensor, "*values"]) -> bool:
 
 def _of_differences(means: Sequence[float], sizes: Sequence[int], confidence: float) -> Interval:
     """Return the interval of the mean of differences in [-1, 1], given the mean and the number of values of each unit."""
-    means = _within_range(means, -1)
-    estimate = _jackknife(means, sizes)
+    means = within_range(means, -1)
+    estimate = jackknife(means, sizes)
     if not estimate.error:
         low, high = _of_equal_units((1 + estimate.mean) / 2, len(means), confidence)
         return Interval(2 * low - 1, 2 * high - 1)
     quantile = t_quantile(confidence, estimate.freedom)
-    ends = _corrected_ends(means, estimate, quantile)
+    ends = corrected_ends(means, estimate, quantile)
     if ends is None:
         reach = quantile * estimate.error
-        ends = Interval(estimate.mean - reach, estimate.mean + reach)
-    return Interval(max(-1.0, ends.low), min(1.0, ends.high))
-
-
-def _corrected_ends(means: Sequence[float], estimate: _Estimate, quantile: float) -> Interval | None:
-    """Return the ends of the t interval that is corrected for skewness; None if the plain t interval is to be used.
-
-    Args:
-        means: The mean of each unit.
-        estimate: Their mean, with its uncertainty.
-        quantile: Half-width of the plain t interval in standard errors.
-    """
-    mean, error, _, skewness = estimate
-    low = mean - error * _hall(quantile, skewness)
-    high = mean - error * _hall(-quantile, skewness)
-    # Beyond all differences the cubic transformation no longer corrects a t statistic.
-    is_outside = low < min(*means, mean - quantile * error) or high > max(*means, mean + quantile * error)
-    return None if is_outside and len(means) >= UNITS_WITH_RANGE else Interval(low, high)
+        ends = estimate.mean - reach, estimate.mean + reach
+    return Interval(max(-1.0, ends[0]), min(1.0, ends[1]))
 
 
 def independent_difference_interval(first: float, interval: Interval, second: float, other: Interval) -> Interval:
@@ -528,7 +413,7 @@ def interval_over_classes(
     values = values.double()
     total = torch.zeros(units, dtype=torch.float64).index_add(0, number.flatten(), values.repeat_interleave(ways))
     class_mean = total / torch.bincount(number.flatten())  # over the episodes that hold the class
-    _, error, freedom, _ = _jackknife(class_mean.tolist(), [1] * units)
+    _, error, freedom, _ = jackknife(class_mean.tolist(), [1] * units)
     mean = exact_mean(values)
     scale = ways * (units - 1) / (units - ways)
     residuals = values - mean - (class_mean - class_mean.mean())[number].sum(dim=1) * scale / ways
@@ -600,8 +485,8 @@ def _of_metric(means: Sequence[float], sizes: Sequence[int], confidence: float, 
     normal_quantile(confidence)
     if len(means) < 2:
         return UNKNOWN
-    means = _within_range(means, 0)
-    mean, error, freedom, _ = _jackknife(means, sizes)
+    means = within_range(means, 0)
+    mean, error, freedom, _ = jackknife(means, sizes)
     units = len(means) * parts if mean in (0.0, 1.0) else len(means)
     return share_interval(mean, error, freedom, units, confidence)
 
@@ -613,61 +498,6 @@ def _doubles(values: Any, name: str, call: str) -> Float[Tensor, "n"]:
     return as_tensor(values, name, call).double().cpu()
 
 
-def _within_range(values: Sequence[float], lowest: int) -> list[float]:
-    """Return values that rounding has carried outside [lowest, 1] clipped to it.
-
-    Raises:
-        ValueError: If a value is further outside, so that it is no such metric.
-    """
-    if not all(lowest - OUTSIDE <= value <= 1 + OUTSIDE for value in values):
-        fact = "Metrics lie in [0, 1]" if lowest == 0 else "Differences of metrics lie in [-1, 1]"
-        raise InputError(
-            f"{fact}; found {min(values):g} to {max(values):g}. Scale them, or use paired_difference_interval for "
-            "differences."
-        )
-    return [min(max(value, lowest), 1.0) for value in values]
-
-
-class _Estimate(NamedTuple):
-    """A mean with its uncertainty."""
-
-    mean: float
-    # standard error of the mean; 0 where all units have the same value
-    error: float
-    # degrees of freedom of the standard error
-    freedom: float
-    # skewness of the mean: that of the units over the root of their number
-    skewness: float
-
-
-def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
-    """Return the mean over all queries, with its standard error by leaving out one unit at a time.
-
-    Every sum is rounded once, so that the order of the units does not change a bit.
-
-    Args:
-        means: Mean over the queries of each unit.
-        sizes: Number of queries of each unit.
-    """
-    units = len(means)
-    queries = sum(sizes)
-    shares = [size / queries for size in sizes]
-    mean = math.fsum(size * value for size, value in zip(sizes, means, strict=True)) / queries
-    if max(abs(value - mean) for value in means) <= SAME:
-        return _Estimate(mean, 0.0, 1.0, 0.0)
-    # the mean without each unit is lower by: mean - mean without it = share (value - mean) / (1 - share)
-    moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
-    largest = max(abs(move) for move in moves)
-    scaled = [move / largest for move in moves]  # otherwise fourth powers underflow
-    second, third, fourth = (math.fsum(move**power for move in scaled) for power in (2, 3, 4))
-    effective_units = 1 / math.fsum(share * share for share in shares)
-    # A variance with f degrees of freedom has a relative variance of 2 / f. That of sum x^2 is at most about sum x^4 over
-    # its square, which is what few large moves among many small ones give: f = 2 for one of them, 4 for two.
-    freedom = max(1.0, min(effective_units - 1, 2 * second * second / fourth))
-    error = largest * math.sqrt((units - 1) / units * second)
-    return _Estimate(mean, error, freedom, third / second**1.5)
-
-
 def _of_equal_units(value: float, units: int, confidence: float) -> Interval:
     """Return Gaffke's interval for equal values in [0, 1].
 
@@ -676,25 +506,3 @@ def _of_equal_units(value: float, units: int, confidence: float) -> Interval:
     """
     weight = ((1 - confidence) / 2) ** (1 / units)
     return Interval(value * weight, 1 - (1 - value) * weight)
-
-
-def t_quantile(confidence: float, freedom: float) -> float:
-    """Return the half-width of an interval of this confidence in standard errors that are themselves estimated."""
-    from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
-
-    upper = (1 + confidence) / 2
-    return float(stdtrit(freedom, upper) if upper < 1 else -stdtrit(freedom, (1 - confidence) / 2))
-
-
-def _hall(quantile: float, skewness: float) -> float:
-    """Return a quantile of the corrected t statistic in standard errors, by the inverse of Hall's cubic transformation."""
-    if abs(skewness) < 1e-6:  # there is nothing to correct, and the formula would lose all digits
-        return quantile
-    return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
-
-
-def _inverse_hall(corrected: float, skewness: float) -> float:
-    """Return the quantile that `_hall` corrects to this one."""
-    if abs(skewness) < 1e-6:
-        return corrected
-    return float(((1 + skewness * corrected / 3) ** 3 - 1) / skewness + skewness / 6)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional._jackknife import t_quantile
 from fewshot_callbacks.functional.discriminant_ratio import (
     ClassMoments,
     ClassScatter,
@@ -37,7 +38,7 @@ from fewshot_callbacks.functional.discriminant_ratio import (
     read_batch,
     unit_rows,
 )
-from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile, t_quantile
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 
 
 def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:

@@ -19,7 +19,7 @@ from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.functional._notes import NotesOnce
 from fewshot_callbacks.functional.means import class_means, macro_mean
 from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveError
-from fewshot_callbacks.functional.retrieval.report import WITHOUT_MATCH
+from fewshot_callbacks.functional.retrieval.evaluation_notes import WITHOUT_MATCH
 
 _CALL = "ExactAccuracyCalculator"
 # Metric of the library -> metric of this package without k, and with k.

@@ -25,7 +25,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import WRITER, target_of, write_whole
 from fewshot_callbacks.functional.means import class_means
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
-from fewshot_callbacks.functional.retrieval.report import Values
+from fewshot_callbacks.functional.retrieval.values import Values
 from fewshot_callbacks.report.findings import (
     CONFUSION_K,
     SUSPECT_K,

@@ -21,6 +21,7 @@ from fewshot_callbacks.functional.items import EVERYTHING, Share
 from fewshot_callbacks.functional.means import exact_mean, macro_mean
 from fewshot_callbacks.functional.retrieval._per_query import CALL, GAINS, PerQuery
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions, decide
+from fewshot_callbacks.functional.retrieval.evaluation_notes import LEFT_OUT, note_of_rates, notes_on
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -31,7 +32,7 @@ from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, colle
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.registry import is_users
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
-from fewshot_callbacks.functional.retrieval.report import LEFT_OUT, RetrievalReport, TieRange, note_of_rates, notes_on
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalRequest,
     RetrievalSettings,

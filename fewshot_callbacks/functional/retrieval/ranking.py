@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._table import table
+from fewshot_callbacks.functional.p_values import holm, paired_difference_p_value
 from fewshot_callbacks.functional.retrieval.compare import (
     ReportSource,
     as_report,
@@ -26,7 +27,7 @@ from fewshot_callbacks.functional.retrieval.compare import (
     refuse_other_queries,
 )
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
-from fewshot_callbacks.functional.statistics import Difference, holm, normal_quantile, paired_difference_p_value
+from fewshot_callbacks.functional.statistics import Difference, normal_quantile
 from fewshot_callbacks.settings import RequestedMetric
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.system.words import counted

@@ -3,294 +3,39 @@
 from __future__ import annotations
 
 import io
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional.means import class_means
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
+from fewshot_callbacks.functional.retrieval.evaluation_notes import LEFT_OUT
 from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
-from fewshot_callbacks.functional.retrieval.registry import METRICS, is_pattern, requested_metric
 from fewshot_callbacks.functional.retrieval.saved_reports import from_file, load, save, to_bytes
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
+from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import Interval
 from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity, Ties
 from fewshot_callbacks.system.words import counted
 
 T = TypeVar("T")
 
-# Ratio to the median length from which a note names the longest embedding.
-LONGEST_RATIO = 1000.0
 # What JSON holds as it is, of Grouped Recall and of the report.
 _OF_GROUPS = ("group_size", "groups", "are_given", "dropped_labels", "unmatched")
 _PLAIN = (
     *("queries", "gallery", "classes", "queries_without_match", "queries_with_ties", "queries_with_copies"),
     *("is_estimate", "similarity", "ties"),
 )
-
-
-class Values:
-    """The values of a report, each under the key with which it is logged."""
-
-    _known: ClassVar[Sequence[Metric]] = METRICS
-    values: dict[str, float]
-    intervals: dict[str, Interval]
-    users_metrics: Mapping[str, RequestedMetric] = MappingProxyType({})
-
-    def __getitem__(self, key: str) -> float:
-        """Return the value of a metric.
-
-        Raises:
-            ValueError: If there is no such metric.
-            LookupError: If it is not in this report, with what to ask for.
-        """
-        if key not in self.values:
-            self.requested(key)
-            raise LookupError(
-                f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
-                f"metrics=({key!r}, ...); if you did, {self._why_left_out(key)}"
-            )
-        return self.values[key]
-
-    def _why_left_out(self, key: str) -> str:
-        """Return why a value that was asked for may be missing."""
-        return "the notes say why it is left out."
-
-    def __contains__(self, key: object) -> bool:
-        """Return whether the value of a metric is in this report."""
-        return key in self.values
-
-    @property
-    def mAP(self) -> float:  # noqa: N802 - the field writes it so
-        """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
-        return self["mAP"]
-
-    def at(self, pattern: str) -> dict[Any, float]:
-        """Return the values of a metric at all ranks, or rates, that were asked for.
-
-        Args:
-            pattern: A key with one number left open, `{k}` for a rank and `{p}` for a rate, such as `recall@{k}`,
-                `macro_recall@{k}`, `map@{k}_min` or `recall@precision{p}`.
-
-        Returns:
-            The number that was left open -> value; empty if the metric was not asked for.
-
-        Raises:
-            ValueError: If it is no pattern of a metric, with the patterns of this report.
-        """
-        by_pattern: dict[str, dict[Any, float]] = {}
-        for key, value in self.values.items():
-            for key_pattern, number in self.requested(key).patterns.items():
-                by_pattern.setdefault(key_pattern, {})[number] = value
-        if pattern not in by_pattern and not is_pattern(pattern, self._all_known()):
-            known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
-            raise InputError(
-                f"there is no pattern {pattern!r}; this report has {known}. A pattern is a key with one number left "
-                "open, {k} for a rank or {p} for a rate, such as 'recall@{k}'."
-            )
-        return by_pattern.get(pattern, {})
-
-    def meaning(self, key: str) -> str:
-        """Return a sentence on what a value of this report is."""
-        return self.requested(key).meaning
-
-    def requested(self, key: str) -> RequestedMetric:
-        """Return the metric of a key: one of this package, or one that a user has brought to this report.
-
-        Raises:
-            ValueError: If there is no such metric.
-        """
-        return requested_metric(key, self._all_known())
-
-    def _all_known(self) -> tuple[Metric, ...]:
-        """Return all metrics that a key of this report may name."""
-        return *self._known, *(requested.metric for requested in self.users_metrics.values())
-
-    def lines(self) -> list[str]:
-        """Return each value with its interval, where there is one, as a line."""
-        lines = []
-        for name, value in self.values.items():
-            low, high = self.intervals.get(name, (math.nan, math.nan))
-            interval = "" if math.isnan(low) else f"  ({low:.4f} to {high:.4f})"
-            lines.append(f"{name:<24}{value:>8.4f}{interval}")
-        return lines
-
-    def tables(self) -> dict[str, Any]:
-        """Return values and intervals for JSON."""
-        return {
-            "metrics": {name: or_none(value) for name, value in self.values.items()},
-            "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
-        }
-
-    def metrics(self) -> dict[str, float]:
-        """Return all values under the names with which they are logged, in the order in which they were asked for."""
-        return dict(self.values)
-
-
-# How the note on queries without a match describes them.
-WITHOUT_MATCH = "have no match and are left out of every mean"
-# Beginning of the note that there is no Grouped Recall.
-LEFT_OUT = "Grouped Recall is left out"
-
-
-def notes_on(
-    vectors: Vectors, places: Int[Tensor, "own"], relevant: Int[Tensor, "queries"], tied: Bool[Tensor, "queries"]
-) -> list[str]:
-    """Return notes that a reader of the means should know. Collective.
-
-    Args:
-        vectors: Queries and gallery.
-        places: Index of each gallery item of this process among all.
-        relevant: Number of relevant candidates of each query.
-        tied: Whether a relevant item of each query ties with a negative.
-    """
-    queries = len(relevant)
-    without_match = int((relevant == 0).sum())
-    ties = int(tied.sum())
-    zero = _zero_vectors(vectors)
-    collapsed = _have_collapsed(vectors)
-    notes = []
-    if without_match:
-        notes.append(f"{without_match} of {queries} queries {WITHOUT_MATCH}.")
-    if collapsed and queries > 1:
-        notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
-    if _are_packed(vectors):
-        notes.append(
-            "The embeddings look like bytes that hold 8 bits of a code each, and are compared as numbers, which says "
-            "nothing of codes. Unpack these, np.unpackbits(np.asarray(queries).astype(np.uint8), axis=1), or of int8 "
-            "np.unpackbits(np.asarray(queries).astype(np.int8).view(np.uint8) ^ 128, axis=1), and pass "
-            "similarity='hamming'."
-        )
-    if zero:
-        notes.append(f"{zero} embeddings have length zero: their cosine similarity to everything is 0.")
-    if ties > 0.01 * queries and not collapsed:
-        notes.append(f"{ties} of {queries} queries have relevant items that tie with irrelevant ones.")
-    return notes + _note_of_longest(vectors, places)
-
-
-def _zero_vectors(vectors: Vectors) -> int:
-    """Return how many queries, or items if these are more, are zero, so that their cosine is taken for 0. Collective."""
-    if vectors.scale.similarity != "cosine":
-        return 0
-    sides = [vectors.query_rows]
-    if not vectors.are_read:  # items in files are not looked at all at once
-        sides.append(vectors.item_rows)
-    return int(vectors.processes.summed(np.array([(side.norms == 0).sum() for side in sides])).max())
-
-
-# Rows that are searched for bytes of packed bits, and the fewest bytes that are judged.
-PACKED_ROWS = 1024
-LEAST_BYTES = 1024
-# A quarter of the bytes of random bits lie in the outer quarter of their range; of numbers that were quantised to int8 by
-# their range a hundredth do, and of pixels most.
-PACKED_SHARE = 0.15, 0.4
-
-
-def _are_packed(vectors: Vectors) -> bool:
-    """Return whether the rows of all processes look like bytes of 8 bits each. Collective."""
-    rows = vectors.pairs.queries[:PACKED_ROWS]
-    looks = False
-    if vectors.scale.similarity != "hamming" and rows.size >= LEAST_BYTES and bool((rows == np.rint(rows)).all()):
-        lowest = float(rows.min())
-        highest = float(rows.max())
-        middle = -0.5 if lowest < 0 else 127.5
-        is_byte = middle - 127.5 <= lowest and highest <= middle + 127.5
-        share = float((np.abs(rows - middle) > 96).mean())
-        looks = is_byte and PACKED_SHARE[0] < share < PACKED_SHARE[1]
-    has_other = len(rows) > 0 and not looks
-    any_looks, any_other = vectors.processes.largest([float(looks), float(has_other)])
-    return bool(any_looks) and not any_other
-
-
-def _have_collapsed(vectors: Vectors) -> bool:
-    """Return whether all queries are equal, and all items, and there are several of either. Collective."""
-    pairs = vectors.pairs
-    sides = ((pairs.queries, pairs.query_first_duplicate), (pairs.gallery, pairs.gallery_first_duplicate))
-    summaries = [_RowSummary(len(rows), bool((first == first[:1]).all()), rows[:1].tobytes()) for rows, first in sides]
-    by_side = zip(*vectors.processes.gather(summaries), strict=True)
-    if vectors.are_read:
-        return False
-    has_several = False
-    for summaries_of_side in by_side:
-        filled = [summary for summary in summaries_of_side if summary.rows]
-        if not all(summary.are_equal for summary in filled) or len({summary.first_row for summary in filled}) != 1:
-            return False
-        has_several |= sum(summary.rows for summary in filled) > 1
-    return has_several
-
-
-class _RowSummary(NamedTuple):
-    """What tells whether the rows of all processes are equal, from one process."""
-
-    rows: int
-    """number of rows"""
-    are_equal: bool
-    """whether all of them are equal"""
-    first_row: bytes
-
-
-def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
-    """Return a note on an embedding far longer than the others, which is seldom intended and slow. Collective.
-
-    Args:
-        vectors: Queries and gallery.
-        places: Index of each gallery item of this process among all.
-    """
-    if vectors.scale.similarity not in ("dot", "euclidean"):
-        return []
-    # The norms of items on disk are not known.
-    own_norms = np.empty(0) if vectors.are_read else vectors.item_rows.norms
-    shares = vectors.processes.gather((own_norms, places.numpy()[: len(own_norms)]))
-    norms = np.concatenate([norms for norms, _ in shares])
-    if not len(norms):
-        return []
-    indices = np.concatenate([indices for _, indices in shares])
-    median = float(np.sort(norms)[(len(norms) - 1) // 2])
-    longest = float(norms.max())
-    if median == 0.0 or longest < LONGEST_RATIO * median:
-        return []
-    row = int(indices[norms == longest].min())
-    return [
-        f"Gallery row {row} is {longest / median:.2g} times as long as the median embedding. The metrics are exact, but the "
-        'evaluation is slow with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
-    ]
-
-
-def note_of_rates(kind: str, rates: Sequence[float], count: int, what: str) -> tuple[str, ...]:
-    """Return a note on rates below that of a single mistake, which only more data can show.
-
-    Args:
-        kind: What a mistake is called, such as "match".
-        rates: The rates that are asked for.
-        count: How many pairs, trials or probes can be mistaken.
-        what: What they are called, such as "irrelevant pairs".
-    """
-    smaller = ", ".join(f"{rate:g}" for rate in rates if count and rate < 1 / count)
-    if not smaller:
-        return ()
-    return (
-        f"A false {kind} rate below {1 / count:.3g} (1 / {count:,}) cannot be measured with {count:,} {what}: at {smaller} "
-        "the threshold only excludes all of these, and new data may exceed the rate.",
-    )
-
-
-def or_none(value: float) -> float | None:
-    """Return None for NaN and infinity, which JSON cannot hold, and other numbers as they are."""
-    return value if math.isfinite(value) else None
 
 
 class TieRange(NamedTuple):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._jackknife import OUTSIDE
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
 from fewshot_callbacks.functional.retrieval.report import with_known_points
-from fewshot_callbacks.functional.statistics import OUTSIDE
 from fewshot_callbacks.settings import RequestedMetric, Ties
 from fewshot_callbacks.system.words import counted
 

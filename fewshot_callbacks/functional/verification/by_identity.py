@@ -17,7 +17,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, share_interval, t_quantile
+from fewshot_callbacks.functional._jackknife import t_quantile
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, share_interval
 
 # The fewest identities from which a spread is estimated at all.
 FEWEST = 3

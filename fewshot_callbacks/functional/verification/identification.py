@@ -21,9 +21,10 @@ from fewshot_callbacks.functional.item_reader import read_items
 from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share
 from fewshot_callbacks.functional.means import exact_mean
 from fewshot_callbacks.functional.neighbours import search
+from fewshot_callbacks.functional.retrieval.evaluation_notes import note_of_rates
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
-from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
+from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval
 from fewshot_callbacks.settings import Metric, RequestedMetric, Similarity
 from fewshot_callbacks.system.words import counted, none_has

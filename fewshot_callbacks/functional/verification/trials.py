@@ -18,9 +18,10 @@ from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import Labels, encode, read_labels
 from fewshot_callbacks.functional._reading import as_tensor, default_mode
 from fewshot_callbacks.functional.neighbours import positive_number
+from fewshot_callbacks.functional.retrieval.evaluation_notes import note_of_rates
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
-from fewshot_callbacks.functional.retrieval.report import Values, note_of_rates, or_none
+from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
 from fewshot_callbacks.functional.verification.by_identity import Identities
 from fewshot_callbacks.functional.verification.curve import Curve, best_threshold

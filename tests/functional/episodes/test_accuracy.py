@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fewshot_callbacks.functional._jackknife import t_quantile
 from fewshot_callbacks.functional.episode_accuracy import summarize_accuracies
 from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes
 from fewshot_callbacks.functional.statistics import (
     independent_difference_interval,
     mean_interval,
     paired_difference_interval,
-    t_quantile,
 )
 from tests.messages import missing_facts, refused
 

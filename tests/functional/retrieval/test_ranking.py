@@ -7,7 +7,7 @@ import torch
 
 from fewshot_callbacks import InputError, Metric, evaluate_retrieval, rank_reports
 from fewshot_callbacks.functional import Difference, Interval, Ranking, compare_reports
-from fewshot_callbacks.functional.statistics import paired_difference_p_value
+from fewshot_callbacks.functional.p_values import paired_difference_p_value
 from tests.functional.retrieval.users_metrics import MEAN_RANK, mean_rank
 from tests.messages import missing_facts, refused
 
