@@ -37,6 +37,7 @@ from fewshot_callbacks.functional import (
     TrialList as TrialList,
     compare_dynamics as compare_dynamics,
     compare_reports as compare_reports,
+    compare_slices as compare_slices,
     compression_costs as compression_costs,
     discriminant_ratio as discriminant_ratio,
     embedding_health as embedding_health,

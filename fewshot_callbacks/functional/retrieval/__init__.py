@@ -24,6 +24,8 @@ from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, Unmatched
+from fewshot_callbacks.functional.retrieval.slice_gains import SliceGain, SliceGains, compare_slices
+from fewshot_callbacks.functional.retrieval.slices import Attribute, Slice, Slices
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS,
@@ -41,6 +43,7 @@ __all__ = [
     "DEFAULT_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
+    "Attribute",
     "Code",
     "CompressionReport",
     "CompressionVariant",
@@ -68,12 +71,17 @@ __all__ = [
     "SearchOptions",
     "Share",
     "Similarity",
+    "Slice",
+    "SliceGain",
+    "SliceGains",
+    "Slices",
     "ThresholdConsistency",
     "TieRange",
     "Ties",
     "TimedSample",
     "Unmatched",
     "compare_reports",
+    "compare_slices",
     "compression_costs",
     "evaluate_retrieval",
     "generalization_gap",
