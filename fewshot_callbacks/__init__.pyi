@@ -44,6 +44,7 @@ from fewshot_callbacks.functional import (
     evaluate_identification as evaluate_identification,
     evaluate_retrieval as evaluate_retrieval,
     evaluate_trials as evaluate_trials,
+    failed_requirements as failed_requirements,
     generalization_gap as generalization_gap,
     grouped_recall as grouped_recall,
     hits_within as hits_within,

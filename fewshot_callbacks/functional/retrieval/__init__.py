@@ -13,6 +13,7 @@ from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_eva
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.gain import Gain
+from fewshot_callbacks.functional.retrieval.gate import failed_requirements
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluation, TimedSample, measure_evaluation
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
@@ -84,6 +85,7 @@ __all__ = [
     "compare_slices",
     "compression_costs",
     "evaluate_retrieval",
+    "failed_requirements",
     "generalization_gap",
     "grouped_recall",
     "hits_within",

@@ -380,7 +380,7 @@ class RetrievalReport(Values):
         Raises:
             ValueError: If the report has no such metric for each query.
         """
-        sliced = [name for name in self.values if self.requested(name).of_queries in self.per_query]
+        sliced = self.sliced_metrics()
         if key is None and sliced:
             key = sliced[0]
         if key not in sliced:
@@ -389,6 +389,10 @@ class RetrievalReport(Values):
                 f"{'' if key is None else f', not {key!r}'}. Evaluate with another of metrics, such as 'mAP'."
             )
         return self.requested(key)
+
+    def sliced_metrics(self) -> list[str]:
+        """Return the keys of the metrics that slices have: those with a value for each query."""
+        return [name for name in self.values if self.requested(name).of_queries in self.per_query]
 
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
@@ -438,6 +442,10 @@ class RetrievalReport(Values):
         stored["classes_wanting_another_threshold"] = {
             f"{rate:g}": {str(label): list(pair) for label, pair in of_rate.wanting().items()}
             for rate, of_rate in self.consistency.items()
+        }
+        stored["slices"] = {
+            attribute: {metric: self.of_slices(attribute, metric).to_dict() for metric in self.sliced_metrics()}
+            for attribute in self.slices
         }
         stored["label_names"] = None if self.label_names is None else list(self.label_names)
         stored["grouped"] = self.grouped and {name: getattr(self.grouped, name) for name in _OF_GROUPS}

@@ -76,19 +76,32 @@ class SliceGains(dict[int | str, SliceGain]):
         self.confidence = confidence
         self._sign = -1 if requested.metric.better == "lower" else 1
 
-    def __str__(self) -> str:
-        """Return a table with one slice in a line, the least gain first."""
-        columns = (printable(self.attribute), "first", "second", "first - second", "interval", "p", "queries")
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of `rows`."""
+        return self.attribute, "first", "second", "first - second", "interval", "p", "queries"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of each slice, the least gain first, for tables."""
         gains = sorted(self.items(), key=lambda item: self._order(item[1].difference.value))
-        rows = [
-            (printable(str(name)), *difference.in_words()[:4], p_in_words(p_value), f"{queries:,}")
+        return [
+            (str(name), *difference.in_words()[:4], p_in_words(p_value), f"{queries:,}")
             for name, (difference, p_value, queries) in gains
         ]
-        note = (
+
+    @property
+    def explanation(self) -> str:
+        """A sentence on the table."""
+        return (
             f"{self.metric}: all intervals together have {100 * self.confidence:g} % confidence, and p is corrected for "
             f"{counted(len(self), 'slice')} (Holm)."
         )
-        return "\n".join([*table(columns, rows), note])
+
+    def __str__(self) -> str:
+        """Return a table with one slice in a line, the least gain first."""
+        columns = [printable(column) for column in self.columns]
+        rows = [(printable(name), *cells) for name, *cells in self.rows()]
+        return "\n".join([*table(columns, rows), self.explanation])
 
     def _order(self, value: float) -> tuple[bool, float]:
         return math.isnan(value), self._sign * value
