@@ -8,7 +8,9 @@ from lightning.pytorch import LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import InputError, RetrievalMonitor, evaluate_retrieval
+from tests.callbacks import slice_jobs
 from tests.callbacks.models import log_of_validation, messages_of, retrieval
+from tests.gloo_processes import answers
 from tests.messages import refused
 
 CAMERAS = ("roof", "door")
@@ -101,3 +103,9 @@ def test_other_slices_are_refused():
         RetrievalMonitor(slices=2)
     with refused(InputError, "RetrievalMonitor(slices=...)", "each query", "metrics"):
         RetrievalMonitor(slices="camera", metrics="pair_f1")
+
+
+def test_two_processes_log_what_one_does(gloo_folder):
+    [alone] = answers(gloo_folder, slice_jobs.__name__, 1)
+    assert set(alone[1]["camera"]["mAP"]) == set(slice_jobs.CAMERAS)
+    assert answers(gloo_folder, slice_jobs.__name__, 2) == [alone, alone]
