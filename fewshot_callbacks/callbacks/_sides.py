@@ -29,7 +29,7 @@ class Column(NamedTuple):
     """A value that is read for each item, in addition to its embedding, its label and its id."""
 
     argument: str
-    """name of the monitor's argument that asks for it: `groups`, `ids`, or `gallery` for a flag"""
+    """name of the monitor's argument that asks for it: `groups`, `slices`, `ids`, or `gallery` for a flag"""
     entry: Any
     """where it is: an entry, or several that make one value together"""
 

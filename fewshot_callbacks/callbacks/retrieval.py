@@ -12,7 +12,7 @@ from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, print_beside_bar
 from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
 from fewshot_callbacks.callbacks._gains import CHECKPOINT_ENTRY, Compare, Gains, names_of_gain, values_of_gain
-from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
+from fewshot_callbacks.callbacks._sides import Column, MeasuredSet, Side
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embedding_source import (
@@ -37,7 +37,7 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.gain import Gain
-from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of, without_classes
+from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of, several, without_classes
 from fewshot_callbacks.settings import NoFile, RetrievalOptions, plain_list, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
@@ -84,6 +84,35 @@ def _refuse_groups_of_classes(groups: Any) -> None:
             f"RetrievalMonitor(groups={groups!r}): lists name no entry of a batch. Write {_groups_hint(None)}. Groups of "
             "classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]."
         )
+
+
+def _columns_of_slices(slices: Any) -> dict[str, Column]:
+    """Return attribute -> where its values are."""
+    if slices is None:
+        return {}
+    slices = plain_list(slices)
+    entries = slices if isinstance(slices, Mapping) else {name: name for name in several(slices)}
+    if not all(isinstance(name, str) for name in entries):
+        raise InputError(
+            f"RetrievalMonitor(slices={slices!r}): an attribute needs a name. Pass names of entries, such as ('camera',), "
+            "or {'camera': 2} for a position in the batch."
+        )
+    return {name: Column("slices", entry) for name, entry in entries.items()}
+
+
+def _sliced_metric(metrics: Sequence[RequestedMetric]) -> RequestedMetric:
+    """Return the metric of slices that is logged: the first with a value for each query."""
+    for requested in metrics:
+        if requested.metric.input in ("ranks", "prototypes"):
+            return requested
+    raise InputError(
+        "RetrievalMonitor(slices=...) needs a metric that has a value for each query, such as mAP. Add it to metrics."
+    )
+
+
+def _name_of_worst(requested: RequestedMetric, attribute: str) -> str:
+    """Return the name with which the worst slice of an attribute is logged."""
+    return f"{requested.key}_worst_{attribute}"
 
 
 @takes(RetrievalOptions)
@@ -140,6 +169,10 @@ class RetrievalMonitor(CollectingMonitor):
         groups: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
             such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
             the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
+        slices: Entries of the step's output or of the batch, such as `("camera", "light")`, each an attribute with an
+            integer or a word for each item; or attribute -> entry, such as `{"camera": 2}` for a position in the batch. They
+            make the `slices` of `evaluate_retrieval`. The first of `metrics` that has a value for each query is logged for
+            the worst slice, as `val/mAP_worst_camera`. `report.of_slices("camera")` has all slices.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
         dims: Numbers of dimensions, such as `(64, 256)`: the first of `metrics`, and `recall@1` if it is one of them, are
@@ -186,6 +219,7 @@ class RetrievalMonitor(CollectingMonitor):
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
         groups: Sequence[Entry] | Entry | None = None,
+        slices: Mapping[str, Entry] | Sequence[str] | str | None = None,
         name: str | None = None,
         dims: int | Sequence[int] = (),
         codes: str | Sequence[str] = (),
@@ -200,8 +234,12 @@ class RetrievalMonitor(CollectingMonitor):
         self._settings = from_keywords(RetrievalMonitor, settings)
         self._forms = Compression.checked("RetrievalMonitor", dims, codes, self._settings)
         self._forms.refuse_threshold(headline_metrics(request_of(self._settings).reported), self._settings)
+        self._slices = _columns_of_slices(slices)
+        if self._slices:
+            _sliced_metric(request_of(self._settings).reported)
         super().__init__(
             source,
+            columns=tuple(self._slices.values()),
             gallery=gallery,
             loaders=loaders,
             name=name,
@@ -277,6 +315,9 @@ class RetrievalMonitor(CollectingMonitor):
         better: dict[str, Better] = {requested.key: requested.metric.better for requested in metrics}
         if self._gains is not None:
             better |= self._gains.better_of_names(self._gains.metric(metrics))
+        if self._slices:
+            sliced = _sliced_metric(metrics)
+            better |= {_name_of_worst(sliced, attribute): sliced.metric.better for attribute in self._slices}
         for name, of_form in self._forms.metrics_by_name(headline_metrics(metrics)).items():
             better |= {f"{name}/{requested.key}": requested.metric.better for requested in of_form}
         return better
@@ -300,6 +341,10 @@ class RetrievalMonitor(CollectingMonitor):
         ):
             report = evaluate_retrieval(**arguments, progress=progress, **self._settings.arguments())
         values = report.metrics()
+        for attribute in self._slices:
+            sliced = _sliced_metric(self._metrics())
+            slices = report.of_slices(attribute, sliced.key)
+            values[_name_of_worst(sliced, attribute)] = slices[slices.worst].value
         if self._gains is not None:
             gain = self._gain(trainer, self._gains, name, set_name, report)
             if gain is not None:
@@ -356,13 +401,14 @@ class RetrievalMonitor(CollectingMonitor):
             arguments["query_ids"] = shards[0].ids
         for rows, labels, shard in zip(("queries", "gallery"), LABELS, shards, strict=False):
             arguments |= {rows: shard.embeddings, labels: shard.labels}
+        arguments["slices"] = {name: shards[0].columns[column] for name, column in self._slices.items()}
         return arguments | {"share": Share(all_processes(), *(shard.places for shard in shards))}
 
     def _compress(
         self, trainer: Trainer, key: str, report: RetrievalReport, arguments: Mapping[str, Any]
     ) -> CompressionReport:
         """Return the report on compressed forms of a set, the same in every process; warn of its notes. *Collective*."""
-        sets = {name: array for name, array in arguments.items() if name not in ("queries", "share")}
+        sets = {name: array for name, array in arguments.items() if name not in ("queries", "share", "slices")}
         with evaluation_progress(trainer, f"Compression of {key}") as progress:
             compression = costs_beside(
                 report,

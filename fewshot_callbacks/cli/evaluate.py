@@ -26,6 +26,8 @@ from fewshot_callbacks.cli.tables import (
     comparison_table,
     compression_tables,
     report_table,
+    slice_gains_table,
+    slices_table,
 )
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.errors import InputError
@@ -39,22 +41,27 @@ from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     Relevance,
     RetrievalReport,
+    SliceGains,
     compare_reports,
+    compare_slices,
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
+from fewshot_callbacks.functional.retrieval.gate import Requirement, read_requirement
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of, several
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import note, printable
 
+# The exit status if a requirement is not met.
+FAILED = 3
 # Bytes: J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28
 COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
 
 
-def run(options: Evaluate) -> None:
-    """Evaluate and print.
+def run(options: Evaluate) -> int:
+    """Evaluate and print, and return the exit status: `FAILED` if a requirement is not met, else 0.
 
     Raises:
         ValueError: The options do not fit each other, or the files.
@@ -65,6 +72,7 @@ def run(options: Evaluate) -> None:
     options = replace(options, settings=replace(options.settings, metrics=metrics_of_retrieval(keys)))
     settings = from_keywords(evaluate_retrieval, asdict(options.settings))
     compression = compression_of(options.dims or (), options.codes or (), settings)
+    requirements = _requirements_of(options, settings)
     all_sets = _read_files(options)
     for sets in all_sets:
         compression.refuse_wide(sets.queries.shape[1])
@@ -86,7 +94,7 @@ def run(options: Evaluate) -> None:
         if not compression.are_none:
             compressed = compress_sets(*inputs[0], reports[0], compression, settings, has_bar=has_bar)
         if processes.rank > 0:  # the first process prints
-            return
+            return 0
         results = [
             Result(report, moments_of_all(sets) if wants_j else None, compressed)
             for sets, report in zip(all_sets, reports, strict=True)
@@ -94,12 +102,13 @@ def run(options: Evaluate) -> None:
         if options.against is not None:
             files = [path_text(options.file), path_text(options.against)]
             print_both(results[0], results[1], files, as_json=options.json, per_class=options.per_class)
-            return
+            return print_failures(requirements, *reports)
         try:
             if options.save is not None:
                 results[0].report.save(options.save)
         finally:  # the result of a long evaluation is shown even if the disk is full
             print_result(results[0], options)
+        return print_failures(requirements, *reports)
 
 
 def _check_options(options: Evaluate) -> None:
@@ -130,7 +139,9 @@ def _read_files(options: Evaluate) -> list[StoredSets]:
     """
     files = [file for file in (options.file, options.against) if file is not None]
     needed = ("labels",) if options.judgements is None else ()
-    all_sets = [read_sets(file, options.columns, needed) for file in files]
+    # The queries of the other file are the same, and so are their slices.
+    slices: list[Sequence[str]] = [options.slices or (), ()]
+    all_sets = [read_sets(file, options.columns, needed, names) for file, names in zip(files, slices, strict=False)]
     if options.per_class and (options.judgements is not None or all_sets[0].have_several_labels()):
         raise InputError("--per_class needs one label for each item: judgements and several labels have no classes.")
     return all_sets
@@ -187,6 +198,9 @@ def print_result(result: Result, options: Evaluate) -> None:
     if options.per_class:
         for classes in class_tables(report, console.width):
             console.print(classes)
+    if report.sliced_metrics():
+        for attribute in report.slices:
+            console.print(slices_table(report.of_slices(attribute)))
     messages = list(report.messages)
     if result.compression is not None:
         for compressed in compression_tables(result.compression):
@@ -219,18 +233,54 @@ def print_both(
     if first.j is not None and second.j is not None:
         # J has no interval, so its difference has none either.
         differences[DISCRIMINANT_RATIO] = Difference(first.j, second.j, UNKNOWN)
+    slice_gains = _slice_gains(first.report, second.report)
     if as_json:
         both = {"first": first.to_dict(per_class=per_class), "second": second.to_dict(per_class=per_class)}
-        print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
+        both["differences"] = differences_as_dict(differences)
+        both["slice_gains"] = {gains.attribute: gains.to_dict() for gains in slice_gains}
+        print(json.dumps(both, indent=2))
         return
     console = Console()
     title = " against ".join(files)
     caption = f"difference: {names[0]} minus {names[1]}. {COMPARED}"
     users_metrics = first.report.users_metrics
     console.print(comparison_table(differences, names, title, caption, users_metrics=users_metrics))
+    for gains in slice_gains:
+        console.print(slice_gains_table(gains))
     for file, result in zip(files, (first, second), strict=True):
         for message in result.report.messages:
             console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))
+
+
+def _slice_gains(first: RetrievalReport, second: RetrievalReport) -> list[SliceGains]:
+    """Return the gains in the slices of each attribute of the first report, of the first metric that both have for them."""
+    metrics = [key for key in first.sliced_metrics() if key in second.sliced_metrics()]
+    return [compare_slices(first, second, attribute, metrics[0]) for attribute in first.slices] if metrics else []
+
+
+def _requirements_of(options: Evaluate, settings: RetrievalSettings) -> list[Requirement]:
+    """Return the requirements.
+
+    Raises:
+        ValueError: If one cannot be read, or names what is not evaluated.
+    """
+    metrics = {requested.key: requested for requested in request_of(settings).reported}
+    requirements = [read_requirement("evaluate_retrieval", text) for text in options.require or ()]
+    for requirement in requirements:
+        has_other = options.against is not None
+        requirement.refuse_missing("evaluate_retrieval", metrics, options.slices or (), has_other=has_other)
+    return requirements
+
+
+def print_failures(
+    requirements: Sequence[Requirement], report: RetrievalReport, against: RetrievalReport | None = None
+) -> int:
+    """Print a line for each requirement that a report fails, and return the exit status."""
+    failures = [requirement.failure(report, against if requirement.is_gain else None) for requirement in requirements]
+    lines = [failure for failure in failures if failure is not None]
+    for line in lines:
+        print(f"fewshot evaluate: {printable(line)}", file=sys.stderr)
+    return FAILED if lines else 0
 
 
 def metrics_of_retrieval(keys: Sequence[str]) -> tuple[str, ...]:
@@ -283,6 +333,7 @@ def inputs_of(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the queries of this process, and its other arguments of `evaluate_retrieval`, but the settings."""
     arguments: dict[str, Any] = {name: sets.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
+    arguments["slices"] = sets.slices
     if relevance is None:
         names = ("query_labels", "gallery_labels", "query_ids", "gallery_ids")
         arguments |= {name: sets.get(name) for name in names}
@@ -329,7 +380,7 @@ def compress_sets(
             report,
             compression,
             queries,
-            {name: values for name, values in arguments.items() if name != "share"},
+            {name: values for name, values in arguments.items() if name not in ("share", "slices")},
             settings=settings,
             metrics=headline_metrics(request_of(settings).reported),
             share=arguments.get("share", EVERYTHING),

@@ -79,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `fewshot`; by default the words of the process.
 
     Returns:
-        The exit status: 0 if all went well, 1 for bad input, with a message of one line, 130 if it was interrupted, 141 if
+        The exit status: 0 if all went well, 1 for bad input, with a message of one line, 3 if an evaluation fails a
+        requirement, 130 if it was interrupted, 141 if
         the reader of the output has gone, 143 if SIGTERM ended a fit. A command line that cannot be understood exits
         with 2, as argparse does.
     """
@@ -158,8 +159,7 @@ def _run_command(command: str, words: list[str]) -> int:
         with required_extra("all" if command in NEED_ALL_EXTRAS else "cli", f"fewshot {command}"):
             run, options = _load(command, words)
         with _modules_of_working_folder():
-            run(options)
-        return 0
+            return run(options) or 0
     except MistypedError as mistake:
         print(f"fewshot {command}: {printable(mistake)} 'fewshot {command} --help' lists the options.", file=sys.stderr)
         raise SystemExit(2) from None
@@ -189,7 +189,7 @@ def _modules_of_working_folder() -> Iterator[None]:
         sys.path.remove(os.curdir)
 
 
-def _load(command: str, words: list[str]) -> tuple[Callable[[Any], None], Any]:
+def _load(command: str, words: list[str]) -> tuple[Callable[[Any], int | None], Any]:
     """Return the function of a command and its argument: its options, or words that Lightning's command line reads."""
     if command not in OPTIONS:
         return import_module("fewshot_callbacks.cli.fit").run, words

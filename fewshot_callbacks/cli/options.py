@@ -87,6 +87,11 @@ class Evaluate:
         at_least: The smallest relevant grade of judgements, by default 1; -l of trec_eval.
         resume: A new or empty folder where the state of the evaluation is written about every minute, so that the same
             command goes on from there after a kill; the state is removed at the end.
+        slices: Arrays or columns with an attribute of each row, such as camera: shows the first metric for the queries of
+            each camera, the worst first.
+        require: What must hold, such as 'mAP >= 0.70', 'worst(camera) recall@1.high >= 0.6' or, with --against,
+            'gain(mAP).low >= 0'; may be passed several times. The exit status is 3 if one does not hold, with a line for
+            each that does not.
         save: A file, such as june.report.npz, or an address, where the report is kept for 'fewshot compare'; a file of this
             name is replaced.
         json: Print the report as JSON.
@@ -102,6 +107,8 @@ class Evaluate:
     unknown: Literal["error", "ignore"] | None = None
     at_least: float | None = None
     resume: Path | None = None
+    slices: Sequence[str] | None = None
+    require: Sequence[str] | None = None
     save: Path | None = None
     json: bool = False
     per_class: bool = False

@@ -26,6 +26,8 @@ AS_TYPED: dict[str, dict[str, Any]] = {
     "dims": {"nargs": "+", "metavar": "DIMS"},
     "codes": {"nargs": "+", "metavar": "CODE"},
     "names": {"nargs": "+", "metavar": "NAME"},
+    "slices": {"nargs": "+", "metavar": "COLUMN"},
+    "require": {"action": "append", "metavar": "REQUIREMENT"},
     "others": {"nargs": "*", "type": Path, "default": ()},
 }
 SHORT = {"output": ["-o"]}

@@ -67,6 +67,8 @@ def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processe
     for name, values in arguments.items():
         if values is None or name == "relevance":
             parts[name] = values
+        elif name == "slices":
+            parts[name] = {attribute: _take_rows(of_queries, query_rows) for attribute, of_queries in values.items()}
         else:
             parts[name] = _take_rows(values, gallery_rows if name.startswith("gallery") else query_rows)
     parts["share"] = Share(processes, _indices(query_rows), _indices(gallery_rows))

@@ -6,7 +6,7 @@ import glob
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,14 @@ class StoredSets:
             may be rows on disk.
         has_names_of_two: Whether the file names its arrays as arrays of two sets.
         label_names: (labels,) the name of each label 0, 1, 2, ...; None if the file has none.
+        slices: Attribute -> its value for each query, (queries,).
     """
 
     file: Path
     arrays: Mapping[str, Any]
     has_names_of_two: bool
     label_names: NDArray[Any] | None = None
+    slices: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def queries(self) -> Any:
@@ -114,13 +116,14 @@ class StoredSets:
         return len(shape) == 2 and shape[1] > 1
 
 
-def read_sets(file: Path, columns: Columns, needed: Sequence[str]) -> StoredSets:
+def read_sets(file: Path, columns: Columns, needed: Sequence[str], slices: Sequence[str] = ()) -> StoredSets:
     """Return the sets of an .npz file; of other files all but the vectors, which stay there.
 
     Args:
         file: The file, a folder or a glob; or the address of one.
         columns: The names of its arrays or columns.
         needed: What each item needs in addition to its vector, such as "labels".
+        slices: The arrays or columns of attributes.
 
     Raises:
         ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed.
@@ -128,17 +131,18 @@ def read_sets(file: Path, columns: Columns, needed: Sequence[str]) -> StoredSets
     passed = columns.passed()
     is_glob = glob.has_magic(str(file)) and (is_address(file) or not file.is_file())
     if file.suffix.lower() == ".npz" and not passed and not is_glob:
-        return load_sets(file, needed, has_options=True)
-    return _read_columns(file, passed, needed)
+        return load_sets(file, needed, slices, has_options=True)
+    return _read_columns(file, passed, needed, slices)
 
 
-def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str]) -> StoredSets:
+def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str], slices: Sequence[str]) -> StoredSets:
     """Return the sets of files with one set. The vectors stay in the files.
 
     Args:
         file: The file, a folder or a glob.
         columns: Option -> the name of an array or column, where one is passed. Others have their usual names.
         needed: What each item needs in addition to its vector, such as "labels".
+        slices: The arrays or columns of attributes.
     """
     names = array_names(find_shards(file).files[0])
     if file.suffix.lower() == ".npz":
@@ -151,20 +155,28 @@ def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str])
             f"{path_text(file)}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
-    unread = [name for name in names if name not in columns.values()]
+    unread = [name for name in names if name not in (*columns.values(), *slices)]
     _print_on_first_process([*shards.notes, *_notes_on_unread(file, unread, ONE_SET, has_options=True)])
     queries, gallery, arrays = with_stored_arrays("evaluate_retrieval", shards, None, {}, labelled=True)
     arrays |= {"queries": queries, "gallery": gallery}
     stored = {name: values for name, values in arrays.items() if values is not None}
-    return StoredSets(file, stored, has_names_of_two=False)
+    attributes = {}
+    for name in slices:
+        _refuse_missing_attribute(file, names, name)
+        values = Shards(file, embeddings=arguments.get("embeddings"), labels=name).labels
+        attributes[name] = values if shards.is_gallery is None else np.asarray(values)[~shards.is_gallery]
+    return StoredSets(file, stored, has_names_of_two=False, slices=attributes)
 
 
-def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: bool = False) -> StoredSets:
+def load_sets(
+    file: Path, needed: Sequence[str] = ("labels",), slices: Sequence[str] = (), *, has_options: bool = False
+) -> StoredSets:
     """Return the sets of an .npz file.
 
     Args:
         file: The file, or its address.
         needed: What each item needs in addition to its vector, such as "labels".
+        slices: The arrays of attributes.
         has_options: Whether the command has options for the names of arrays, such as `--labels NAME`.
 
     Raises:
@@ -183,14 +195,40 @@ def load_sets(file: Path, needed: Sequence[str] = ("labels",), *, has_options: b
         raise InputError(
             f"{' and '.join(map(repr, single_values))} of {file} is a single value, not one for each item. {how}"
         )
-    _print_on_first_process(_notes_on_unread(file, held, known_names, has_options=has_options))
+    unread = [name for name in held if name not in slices]
+    _print_on_first_process(_notes_on_unread(file, unread, known_names, has_options=has_options))
+    attributes = {}
+    for name in slices:
+        _refuse_missing_attribute(file, held, name)
+        attributes[name] = held[name]
     if has_names_of_two:
         arrays = {name: held[name] for name in TWO_SETS if name in held}
     elif IS_GALLERY in held:
         arrays = _divided(file, held)
+        is_gallery = as_booleans(held[IS_GALLERY])
+        attributes = {name: _of_queries(file, name, values, is_gallery) for name, values in attributes.items()}
     else:
         arrays = {QUERY_NAMES[name]: held[name] for name in QUERY_NAMES if name in held}
-    return StoredSets(file, arrays, has_names_of_two, held.get(LABEL_NAMES))
+    return StoredSets(file, arrays, has_names_of_two, held.get(LABEL_NAMES), attributes)
+
+
+def _refuse_missing_attribute(file: Path, names: Iterable[str], attribute: str) -> None:
+    """Refuse a file that lacks the array or column of an attribute."""
+    if attribute not in names:
+        known = ", ".join(map(repr, names))
+        raise InputError(
+            f"{path_text(file)} holds {known}, but not {attribute!r}. Pass --slices with one of these names."
+        )
+
+
+def _of_queries(file: Path, name: str, values: NDArray[Any], is_gallery: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return the values of the queries of an attribute of all rows."""
+    if len(values) != len(is_gallery):
+        raise InputError(
+            f"{file} holds {len(values):,} {name} and {len(is_gallery):,} entries of {IS_GALLERY!r}. Save one for each item."
+        )
+    of_queries: NDArray[Any] = values[~is_gallery]
+    return of_queries
 
 
 def load_one_set(file: Path, needed: Sequence[str] = ("labels",)) -> StoredSets:

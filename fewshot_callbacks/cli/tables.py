@@ -15,6 +15,8 @@ from fewshot_callbacks.functional.retrieval import (
     Ranking,
     RequestedMetric,
     RetrievalReport,
+    SliceGains,
+    Slices,
     requested_metric,
 )
 from fewshot_callbacks.functional.statistics import Difference
@@ -136,6 +138,32 @@ def ranking_table(ranking: Ranking) -> Table:
     for name, *cells in ranking.rows():
         table.add_row(as_text(name), *cells)
     return table
+
+
+def slices_table(slices: Slices) -> Table:
+    """Return the table of a metric in each slice of an attribute for a screen, the worst first."""
+    title = f"{slices.metric} by {slices.attribute}"
+    caption = as_text(slices.explanation)
+    table = Table(title=as_text(title), caption=caption, caption_justify="left", pad_edge=False, **NARROW)
+    _fill(table, slices.columns, slices.rows())
+    return table
+
+
+def slice_gains_table(gains: SliceGains) -> Table:
+    """Return the table of the gains in each slice of an attribute for a screen, the least gain first."""
+    title = f"{gains.metric} by {gains.attribute}: first against second"
+    caption = as_text(gains.explanation)
+    table = Table(title=as_text(title), caption=caption, caption_justify="left", pad_edge=False, **NARROW)
+    _fill(table, gains.columns, gains.rows())
+    return table
+
+
+def _fill(table: Table, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Add columns and rows to a table; the first column has words, and the others numbers."""
+    for number, column in enumerate(columns):
+        table.add_column(as_text(column), justify="left" if number == 0 else "right", overflow="fold")
+    for name, *cells in rows:
+        table.add_row(as_text(name), *cells)
 
 
 def compression_tables(compression: CompressionReport) -> list[Table]:

@@ -69,7 +69,7 @@ class Takes(NamedTuple):
     def argument(self, name: str) -> str:
         """Return the name of an argument such as `queries` or `query_ids` in messages."""
         if not self.one_set:
-            return name
+            return name.replace("query_slices", "slices")  # a gallery has none
         return "embeddings" if name == "queries" else name.removeprefix("query_")
 
 

@@ -13,6 +13,7 @@ from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_eva
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.gain import Gain
+from fewshot_callbacks.functional.retrieval.gate import failed_requirements
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluation, TimedSample, measure_evaluation
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
@@ -24,6 +25,8 @@ from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange
 from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, Unmatched
+from fewshot_callbacks.functional.retrieval.slice_gains import SliceGain, SliceGains, compare_slices
+from fewshot_callbacks.functional.retrieval.slices import Attribute, Slice, Slices
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.settings import (
     DEFAULT_METRICS,
@@ -41,6 +44,7 @@ __all__ = [
     "DEFAULT_METRICS",
     "METRICS",
     "RELEVANCE_METRICS",
+    "Attribute",
     "Code",
     "CompressionReport",
     "CompressionVariant",
@@ -68,14 +72,20 @@ __all__ = [
     "SearchOptions",
     "Share",
     "Similarity",
+    "Slice",
+    "SliceGain",
+    "SliceGains",
+    "Slices",
     "ThresholdConsistency",
     "TieRange",
     "Ties",
     "TimedSample",
     "Unmatched",
     "compare_reports",
+    "compare_slices",
     "compression_costs",
     "evaluate_retrieval",
+    "failed_requirements",
     "generalization_gap",
     "grouped_recall",
     "hits_within",

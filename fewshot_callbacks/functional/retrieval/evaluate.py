@@ -18,7 +18,6 @@ from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.items import EVERYTHING, Share
-from fewshot_callbacks.functional.means import exact_mean, macro_mean
 from fewshot_callbacks.functional.retrieval._per_query import CALL, GAINS, PerQuery
 from fewshot_callbacks.functional.retrieval.decisions import PooledDecisions, decide
 from fewshot_callbacks.functional.retrieval.evaluation_notes import LEFT_OUT, note_of_rates, notes_on
@@ -30,6 +29,7 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
 )
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
+from fewshot_callbacks.functional.retrieval.query_means import mean_of_queries, mean_over_queries
 from fewshot_callbacks.functional.retrieval.registry import is_users
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, TieRange
@@ -43,6 +43,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     request_of,
     without_classes,
 )
+from fewshot_callbacks.functional.retrieval.slices import checked_slices
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency, threshold_consistency
 from fewshot_callbacks.functional.retrieval.users_metrics import (
     call_on_pairs,
@@ -50,8 +51,8 @@ from fewshot_callbacks.functional.retrieval.users_metrics import (
     notes_on_nan,
     without_function,
 )
-from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, macro_mean_interval
-from fewshot_callbacks.settings import RequestedMetric, RetrievalOptions, takes
+from fewshot_callbacks.functional.statistics import Interval
+from fewshot_callbacks.settings import RetrievalOptions, takes
 from fewshot_callbacks.storage.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted, none_has, verb, with_article
 
@@ -72,6 +73,7 @@ def evaluate_retrieval(
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
+    slices: Mapping[str, Any] | Any | None = None,
     share: Share = EVERYTHING,
     progress: Progress | None = None,
     **settings: Unpack[RetrievalOptions],
@@ -100,6 +102,9 @@ def evaluate_retrieval(
         query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
             group are left out of its ranking, and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
+        slices: Attribute -> its value for each query, integers or strings, such as `{"camera": cameras}`. `of_slices` of the
+            report has the metrics of each value, and `compare_slices` compares them with those of another report. An
+            attribute has at most a tenth as many values as there are classes, so divide numbers such as ages into bins.
         share: Which share of the sets this process holds, where several make this call together.
         progress: Called with the number of pairs done and the number of all pairs. Where thresholds may need further passes
             over the pairs, the first counts as nine tenths of them.
@@ -136,7 +141,8 @@ def evaluate_retrieval(
             "query_groups": query_groups,
             "gallery_groups": gallery_groups,
         }
-        _refuse_other_settings(share, checked, relevance)
+        slices = checked_slices(CALL, slices)
+        _refuse_other_settings(share, checked, relevance, slices)
         inputs = collect_inputs(
             CALL,
             share,
@@ -146,6 +152,7 @@ def evaluate_retrieval(
             gallery_labels,
             **ids_and_groups,
             relevance=relevance,
+            slices=slices,
             similarity=checked.similarity,
             memory=main_memory(checked),
         )
@@ -156,9 +163,12 @@ def evaluate_retrieval(
     return replace(report, seconds=seconds)
 
 
-def _refuse_other_settings(share: Share, settings: RetrievalSettings, relevance: Relevance | None) -> None:
+def _refuse_other_settings(
+    share: Share, settings: RetrievalSettings, relevance: Relevance | None, slices: Mapping[str, Any]
+) -> None:
     """Refuse processes that were called with different settings; only the device may differ. *Collective*."""
     arguments = {name: value for name, value in settings.arguments().items() if name != "device"}
+    arguments["slices"] = tuple(sorted(slices))
     if share.processes.count > 1:
         arguments["relevance"] = "left out" if relevance is None else f"{relevance}, digest {relevance.digest()}"
     share.refuse_other_settings(CALL, arguments)
@@ -338,6 +348,7 @@ def _summarised(
         drawn=sample.drawn,
         counted=inputs.queries.origins,
         label_names=sample.label_names,
+        slices=dict(sample.attributes),
         query_ids_digest=sample.query_ids_digest,
         gallery_digest=sample.gallery_digest,
         gallery_ids_digest=sample.gallery_ids_digest,
@@ -455,25 +466,6 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
     # At least two groups of two labels are needed.
     fix = f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None."
     return f"{LEFT_OUT}: two groups of {groups} need {2 * size}, and the queries have {distinct}. {fix}"
-
-
-def mean_over_queries(
-    requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
-) -> tuple[float, Interval]:
-    """Return the mean over the queries that have a value, or over the means of their classes, and its interval."""
-    bounds = requested.metric.range
-    mean = mean_of_queries(requested, values, labels)
-    if requested.is_macro:
-        return mean, macro_mean_interval(values, labels, confidence, bounds)
-    present = ~values.isnan()
-    return mean, clustered_mean_interval(values[present], labels[present], confidence, bounds)
-
-
-def mean_of_queries(
-    requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
-) -> float:
-    """Return the mean over the queries that have a value, or over the means of their classes."""
-    return macro_mean(values, labels) if requested.is_macro else exact_mean(values[~values.isnan()])
 
 
 def _prototype_accuracy(

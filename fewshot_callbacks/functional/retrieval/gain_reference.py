@@ -80,6 +80,7 @@ def _only_metric(report: RetrievalReport, metric: str) -> RetrievalReport:
         grouped=None,
         tie_ranges={},
         notes=(),
+        slices={},
         users_metrics={key: users for key, users in report.users_metrics.items() if key == metric},
         gain=None,
     )

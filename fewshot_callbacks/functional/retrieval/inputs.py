@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,17 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.relevance import PairRelevance
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.functional._labels import as_labels, hashes_of_labels
+from fewshot_callbacks.functional._labels import Labels, as_labels, hashes_of_labels
 from fewshot_callbacks.functional._repeated import Copies
 from fewshot_callbacks.functional.item_reader import read_items
 from fewshot_callbacks.functional.items import ItemSets, Share
 from fewshot_callbacks.functional.retrieval.relevance import Absent, Relevance, judged_items
+from fewshot_callbacks.functional.retrieval.slices import (
+    Attribute,
+    encode_slices,
+    refuse_many_slices,
+    slices_argument,
+)
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.words import counted
 
@@ -34,6 +40,8 @@ class RetrievalInputs(ItemSets):
     """copies among the candidates of each query; None with judgements of the caller"""
     drawn: Int[Tensor, "queries"] | None = None
     """index among all queries of each query of a sample, ascending; None for all queries"""
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    """attribute -> its value for each query of all processes"""
 
     def relevance(
         self,
@@ -62,6 +70,7 @@ class RetrievalInputs(ItemSets):
             self_match=None if self.self_match is None else self.self_match[drawn],
             copies_of_queries=None if copies is None else replace(copies, counts=copies.counts[drawn.numpy()]),
             drawn=drawn,
+            attributes={name: attribute.of_queries(drawn) for name, attribute in self.attributes.items()},
         )
 
     @property
@@ -116,6 +125,7 @@ def collect_inputs(
     *,
     similarity: Similarity = "cosine",
     relevance: Relevance | None = None,
+    slices: Mapping[str, Labels] | None = None,
     memory: float = math.inf,
     **ids_and_groups: Any,
 ) -> RetrievalInputs:
@@ -130,6 +140,7 @@ def collect_inputs(
         gallery_labels: Labels of the gallery items.
         similarity: How they will be compared.
         relevance: Who is relevant, in place of labels: of all queries and items.
+        slices: Attribute -> its value for each query of this process.
         memory: Budget in bytes.
         **ids_and_groups: Ids and groups of the items of this process.
 
@@ -138,11 +149,13 @@ def collect_inputs(
     """
     if relevance is not None and (query_labels is not None or gallery_labels is not None):
         raise InputError(f"{call}: relevance and labels both say who is relevant. Pass one of them.")
+    codes, names_of_slices = encode_slices(call, slices or {}, share.processes)
+    columns = {f"query_{name}": values for name, values in codes.items()}
     sets = read_items(
         call,
         queries,
         gallery,
-        {"query_labels": query_labels, "gallery_labels": gallery_labels, **ids_and_groups},
+        {"query_labels": query_labels, "gallery_labels": gallery_labels, **ids_and_groups, **columns},
         share=share,
         similarity=similarity,
         memory=memory,
@@ -160,7 +173,12 @@ def collect_inputs(
         _refuse_repeated(call, sets)
     if relevance is not None:
         sets = _with_clusters(call, relevance, sets)
-    return RetrievalInputs(**vars(sets), judgements=relevance, copies_of_queries=copies)
+    attributes = {
+        name: Attribute.of_codes(sets.queries.columns[slices_argument(name)], names)
+        for name, names in names_of_slices.items()
+    }
+    refuse_many_slices(call, attributes, len(sets.queries.labels.unique()))
+    return RetrievalInputs(**vars(sets), judgements=relevance, copies_of_queries=copies, attributes=attributes)
 
 
 def _refuse_repeated(call: str, sets: ItemSets) -> None:

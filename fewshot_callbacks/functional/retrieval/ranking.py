@@ -139,7 +139,7 @@ class Ranking:
             gap = p_value = ""
             if name != best:
                 gap = f"{value - self.values[best]:+.4f}"
-                p_value = _p_in_words(self.p_values[best, name])
+                p_value = p_in_words(self.p_values[best, name])
             rows.append((name, f"{value:.4f}", gap, p_value, str(ranks[name]), " ".join(self._letters(name))))
         return rows
 
@@ -257,7 +257,7 @@ def _largest(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [group for group in distinct if not any(set(group) < set(other) for other in distinct)]
 
 
-def _p_in_words(p_value: float) -> str:
+def p_in_words(p_value: float) -> str:
     """Return a p value with four digits; NaN is unknown."""
     if math.isnan(p_value):
         return "unknown"

@@ -22,6 +22,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, E
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.saved_reports import from_file, load, save, to_bytes
 from fewshot_callbacks.functional.retrieval.settings import AUTO_GROUP_SIZE
+from fewshot_callbacks.functional.retrieval.slices import Attribute, Slices, slices_of
 from fewshot_callbacks.functional.retrieval.threshold_consistency import ThresholdConsistency
 from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import Interval
@@ -168,6 +169,8 @@ class RetrievalReport(Values):
     `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were strings: each string once, sorted; None where they were integers"""
+    slices: Mapping[str, Attribute] = field(compare=False, repr=False)
+    """attribute -> the slice of each query; empty if no `slices` were passed"""
     query_ids_digest: str | None = field(compare=False, repr=False)
     """digest of the ids of the evaluated queries in their order, which tells two sets of queries apart; None without ids"""
     gallery_digest: str = field(compare=False, repr=False)
@@ -315,6 +318,82 @@ class RetrievalReport(Values):
             tables[name] = dict(zip(keys, means.tolist(), strict=True))
         return tables
 
+    def of_slices(self, attribute: str, metric: str | None = None) -> Slices:
+        """Return a metric of each slice: of the queries that have one value of an attribute.
+
+        The intervals of all slices together have the confidence of the report, so each of them is wider than an interval of
+        its own would be (Bonferroni).
+
+        Args:
+            attribute: A key of the `slices` that were passed to `evaluate_retrieval`.
+            metric: A metric with a value for each query; by default the first of this report.
+
+        Returns:
+            Slice -> value, interval and number of queries. `print` shows a table, the worst first.
+
+        Raises:
+            ValueError: If the report has no such attribute, or no such metric with a value for each query.
+
+        Examples:
+            >>> import torch
+            >>> from fewshot_callbacks import evaluate_retrieval
+            >>> labels = torch.arange(200) % 40
+            >>> points = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+            >>> points = torch.eye(40)[labels] @ points[:40] + points
+            >>> cameras = ["roof", "door"] * 100
+            >>> report = evaluate_retrieval(points, labels, slices={"camera": cameras}, metrics=("mAP", "recall@1"))
+            >>> print(report.of_slices("camera", "recall@1"))  # doctest: +ELLIPSIS
+            camera  recall@1          interval  queries  classes   share
+              roof    0.6500  0.4855 to 0.7852      100       20  50.0 %
+              door    0.8000  0.6346 to 0.9021      100       20  50.0 %
+            All intervals together have 95 % confidence. The worst of several slices looks worse than it is...
+        """
+        requested = self.sliced_metric("RetrievalReport.of_slices", metric)
+        values = self.per_query[requested.of_queries]
+        of_queries = self.attribute("RetrievalReport.of_slices", attribute)
+        return slices_of(attribute, of_queries, requested, values, self.query_labels, self.confidence)
+
+    def attribute(self, call: str, name: str) -> Attribute:
+        """Return the slice of each query by an attribute.
+
+        Args:
+            call: The public function, for messages.
+            name: The attribute.
+
+        Raises:
+            ValueError: If the report has no such attribute.
+        """
+        if name not in self.slices:
+            known = ", ".join(map(repr, self.slices)) or "none"
+            raise InputError(
+                f"{call}: the report has no attribute {name!r}; it has {known}. Evaluate with slices={{{name!r}: values}}."
+            )
+        return self.slices[name]
+
+    def sliced_metric(self, call: str, key: str | None) -> RequestedMetric:
+        """Return a metric that the report has for each query, by default the first.
+
+        Args:
+            call: The public function, for messages.
+            key: Key of the metric.
+
+        Raises:
+            ValueError: If the report has no such metric for each query.
+        """
+        sliced = self.sliced_metrics()
+        if key is None and sliced:
+            key = sliced[0]
+        if key not in sliced:
+            raise InputError(
+                f"{call}: slices need a metric with a value for each query, and the report has {', '.join(sliced) or 'none'}"
+                f"{'' if key is None else f', not {key!r}'}. Evaluate with another of metrics, such as 'mAP'."
+            )
+        return self.requested(key)
+
+    def sliced_metrics(self) -> list[str]:
+        """Return the keys of the metrics that slices have: those with a value for each query."""
+        return [name for name in self.values if self.requested(name).of_queries in self.per_query]
+
     def meaning(self, key: str) -> str:
         """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
         meaning = super().meaning(key)
@@ -364,6 +443,10 @@ class RetrievalReport(Values):
             f"{rate:g}": {str(label): list(pair) for label, pair in of_rate.wanting().items()}
             for rate, of_rate in self.consistency.items()
         }
+        stored["slices"] = {
+            attribute: {metric: self.of_slices(attribute, metric).to_dict() for metric in self.sliced_metrics()}
+            for attribute in self.slices
+        }
         stored["label_names"] = None if self.label_names is None else list(self.label_names)
         stored["grouped"] = self.grouped and {name: getattr(self.grouped, name) for name in _OF_GROUPS}
         stored |= {name: getattr(self, name) for name in _PLAIN}
@@ -377,6 +460,7 @@ _SAVED_CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(
+            Attribute,
             Enclosure,
             ErrorRatePoint,
             Gain,

@@ -71,6 +71,9 @@ CASES = {
     ),
     "undefined values": with_nan,
     "a sample, and a broken budget": lambda: evaluate_retrieval(points(), LABELS, max_queries=50, memory_mb=1e-6),
+    "slices": lambda: evaluate_retrieval(
+        points(), LABELS, slices={"age": LABELS % 2, "camera": ["roof", "d\u00f6r"] * 60}, max_queries=50
+    ),
     "ties": lambda: evaluate_retrieval(points().round(), LABELS, metrics=("mAP", "recall@1")),
 }
 
@@ -208,6 +211,7 @@ def test_another_result_and_a_newer_format_are_refused(tmp_path, monkeypatch):
 
 
 FIELDS_OF_FORMAT_1 = {
+    "Attribute": "codes names",
     "Enclosure": "low high",
     "ErrorRatePoint": "threshold false_match_rate false_non_match_rate",
     "Gain": "metric value interval reference is_better confidence is_first",
@@ -222,7 +226,7 @@ FIELDS_OF_FORMAT_1 = {
     "RequestedMetric": "key metric parameters",
     "RetrievalReport": "values pooled consistency grouped intervals tie_ranges confidence queries gallery classes "
     "queries_without_match queries_with_ties queries_with_copies is_estimate similarity ties notes memory_note per_query "
-    "query_labels drawn counted label_names query_ids_digest gallery_digest gallery_ids_digest users_metrics"
+    "query_labels drawn counted label_names slices query_ids_digest gallery_digest gallery_ids_digest users_metrics"
     " seconds gain",
     "ThresholdConsistency": "thresholds labels utility classes_without_pairs",
     "TieRange": "lowest highest",
