@@ -219,7 +219,7 @@ class RetrievalMonitor(CollectingMonitor):
         gallery: int | Entry | None = None,
         loaders: Loaders | None = None,
         groups: Sequence[Entry] | Entry | None = None,
-        slices: Mapping[str, Entry] | Sequence[str] | str | None = None,
+        slices: Mapping[str, Entry] | Sequence[str] | str | Any | None = None,
         name: str | None = None,
         dims: int | Sequence[int] = (),
         codes: str | Sequence[str] = (),

@@ -85,11 +85,12 @@ def test_other_settings_go_with_slices():
     assert "val/shops/dims8/mAP" in values
 
 
-def test_too_few_classes_are_a_warning():
-    few = TensorDataset(POINTS, LABELS % 10, CODES, IS_GALLERY)
+def test_too_many_slices_are_a_warning():
+    many = TensorDataset(POINTS, LABELS, CODES, torch.arange(len(POINTS)))
+    monitor = retrieval(slices={"age": 3}, metrics="mAP")
     with pytest.warns(UserWarning, match="values of this set are NaN") as said:
-        values = logged(retrieval(slices="camera", metrics="mAP"), few)
-    assert len(messages_of(said, "slices['camera']", "2 values", "10 classes", "val/mAP", "NaN")) == 1
+        values = logged(monitor, many)
+    assert len(messages_of(said, "slices['age']", f"{len(POINTS)} values", "at most 30", "val/mAP", "NaN")) == 1
     assert all(math.isnan(value) for value in values.values())
 
 

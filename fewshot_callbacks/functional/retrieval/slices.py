@@ -24,7 +24,9 @@ from fewshot_callbacks.settings import RequestedMetric
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.system.words import counted, with_article
 
-# Classes for each slice: the interval of a slice of fewer classes says little.
+# So many slices are taken whatever the number of classes: a table of them can be read.
+FEW_SLICES = 30
+# Of more slices, each needs so many classes on average: a number such as an age has about as many values as queries.
 CLASSES_PER_SLICE = 10
 
 
@@ -239,9 +241,10 @@ def refuse_many_slices(call: str, attributes: Mapping[str, Attribute], classes: 
     """Refuse an attribute with so many values that their slices say nothing."""
     for name, attribute in attributes.items():
         slices = len(attribute.names)
-        if slices * CLASSES_PER_SLICE > classes:
+        most = max(FEW_SLICES, classes // CLASSES_PER_SLICE)
+        if slices > most:
             raise InputError(
                 f"{call}: {slices_argument(name)} has {counted(slices, 'value')}, and the queries have "
-                f"{counted(classes, 'class')}, but slices may be a tenth of the classes at most. Join values, or divide "
-                "numbers such as ages into bins."
+                f"{counted(classes, 'class')}: of so many slices none would say anything. Pass at most {most} values: join "
+                "some, or divide numbers such as ages into bins."
             )
