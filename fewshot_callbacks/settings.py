@@ -118,6 +118,11 @@ class Metric:
     range: tuple[float, float] | None = (0.0, 1.0)
     better: Literal["higher", "lower"] | None = "higher"
 
+    @property
+    def is_of_queries(self) -> bool:
+        """Whether it has a value for each query."""
+        return self.input in ("ranks", "prototypes")
+
     def __post_init__(self) -> None:
         known = _fields_of(self.pattern)
         if self.input not in get_args(MetricInput):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -61,7 +62,7 @@ class Gains:
             UsageError: If there is none, or the saved report does not have it.
         """
         for requested in metrics:
-            if requested.metric.input in ("ranks", "prototypes"):
+            if requested.metric.is_of_queries:
                 if self._saved is not None and requested.of_queries not in self._saved.per_query:
                     raise UsageError(
                         f"{self._owner}(compare=...): the saved report has no {requested.key} of each query. Evaluate with "
@@ -72,28 +73,35 @@ class Gains:
             f"{self._owner}(compare=...) needs a metric that has a value for each query, such as mAP. Add it to metrics."
         )
 
-    def compare(self, set_name: str, metric: RequestedMetric, report: RetrievalReport) -> Gain:
-        """Return the gain of a validation.
+    def compare(
+        self, set_name: str, metric: RequestedMetric, report: RetrievalReport
+    ) -> tuple[Gain | None, str | None]:
+        """Return the gain of a validation, and a warning if the reference has other queries.
+
+        If the queries changed in a training, the validation becomes the reference. With a saved report there is no gain.
 
         Args:
             set_name: End of the keys of the set.
             metric: The metric that is compared.
             report: The report of the validation.
-
-        Raises:
-            ValueError: If the reference is of other queries. If it is a validation of this training, this one takes its
-                place.
         """
-        reference = self._references.setdefault(
-            set_name, GainReference(metric.key, self.against, self._confidence, self._saved)
-        )
+        reference = self._references.get(set_name)
+        # A resumed training may have another first metric.
+        if reference is None or reference.metric != metric.key:
+            reference = self._new_reference(set_name, metric)
         try:
-            return reference.compare(report)
-        except InputError:
-            if self.is_of_training:
-                del self._references[set_name]
-                self.compare(set_name, metric, report)
-            raise
+            return reference.compare(report), None
+        except InputError as error:
+            if not self.is_of_training:
+                return None, f"{error} The gain is NaN."
+            gain = self._new_reference(set_name, metric).compare(report)
+            return gain, f"{error} This validation is the new reference."
+
+    def _new_reference(self, set_name: str, metric: RequestedMetric) -> GainReference:
+        """Return a reference of a set without a validation, which replaces an earlier reference of the set."""
+        reference = GainReference(metric.key, self.against, self._confidence, self._saved)
+        self._references[set_name] = reference
+        return reference
 
     def better_of_names(self, metric: RequestedMetric) -> dict[str, Better]:
         """Return name -> which values are better."""
@@ -113,7 +121,11 @@ class Gains:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue with the references of a checkpoint."""
+        """Continue with the references of a checkpoint.
+
+        Raises:
+            ValueError: If a newer version has written them in another format.
+        """
         for set_name, stored in state.items():
             report = RetrievalReport.from_bytes(stored["report"].numpy().tobytes())
             reference = GainReference(stored["metric"], self.against, self._confidence, report, stored["tries"])
@@ -125,8 +137,10 @@ def names_of_gain(metric: str) -> tuple[str, str, str]:
     return f"{metric}_gain", f"{metric}_gain_low", f"{metric}_gain_high"
 
 
-def values_of_gain(gain: Gain) -> dict[str, float]:
-    """Return name -> value, as they are logged."""
+def values_of_gain(metric: str, gain: Gain | None) -> dict[str, float]:
+    """Return name -> value, as they are logged: NaN without a gain."""
+    if gain is None:
+        return dict.fromkeys((*names_of_gain(metric), f"{metric}_reference"), math.nan)
     values = (gain.value, gain.interval.low, gain.interval.high)
     return dict(zip(names_of_gain(gain.metric), values, strict=True)) | {f"{gain.metric}_reference": gain.reference}
 

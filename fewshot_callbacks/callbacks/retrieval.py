@@ -103,7 +103,7 @@ def _columns_of_slices(slices: Any) -> dict[str, Column]:
 def _sliced_metric(metrics: Sequence[RequestedMetric]) -> RequestedMetric:
     """Return the metric of slices that is logged: the first with a value for each query."""
     for requested in metrics:
-        if requested.metric.input in ("ranks", "prototypes"):
+        if requested.metric.is_of_queries:
             return requested
     raise InputError(
         "RetrievalMonitor(slices=...) needs a metric that has a value for each query, such as mAP. Add it to metrics."
@@ -275,8 +275,13 @@ class RetrievalMonitor(CollectingMonitor):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Continue with what a checkpoint says."""
         state = checkpoint.get(CHECKPOINT_ENTRY, {}).get(self._prefix("val"))
-        if self._gains is not None and state and trainer.state.fn == "fit":
+        if self._gains is None or not state or trainer.state.fn != "fit":
+            return
+        try:
             self._gains.load(state)
+        except InputError as error:
+            self._gains.begin()
+            self._policy.warn(f"{self._policy.owner}(compare=...): {error} The next validation is the new reference.")
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Show a batch to the callbacks that draw.
@@ -345,11 +350,11 @@ class RetrievalMonitor(CollectingMonitor):
             sliced = _sliced_metric(self._metrics())
             slices = report.of_slices(attribute, sliced.key)
             values[_name_of_worst(sliced, attribute)] = slices[slices.worst].value
-        if self._gains is not None:
+        # Only validations of a training are compared with each other. A saved report is compared with any evaluation.
+        if self._gains is not None and (trainer.state.fn == "fit" or not self._gains.is_of_training):
             gain = self._gain(trainer, self._gains, name, set_name, report)
-            if gain is not None:
-                report = replace(report, gain=gain)
-                values |= values_of_gain(gain)
+            report = replace(report, gain=gain)
+            values |= values_of_gain(self._gains.metric(self._metrics()).key, gain)
         self.reports[name] = report
         if not self._forms.are_none:
             compression = self._compress(trainer, set_name, report, arguments)
@@ -359,19 +364,11 @@ class RetrievalMonitor(CollectingMonitor):
         return self._logged(trainer, prefix, measured_set.suffix, report, values)
 
     def _gain(self, trainer: Trainer, gains: Gains, name: str, set_name: str, report: RetrievalReport) -> Gain | None:
-        """Return the gain of a set, the same in every process: all have the same reports. None without a comparison.
-
-        Only validations of a training are compared with each other. A saved report is compared with any evaluation.
-        """
-        if gains.is_of_training and trainer.state.fn != "fit":
-            return None
-        try:
-            gain = gains.compare(name, gains.metric(self._metrics()), report)
-        except InputError as error:
-            consequence = "This validation is the new reference." if gains.is_of_training else "No gain is logged."
-            self._policy.warn(f"{set_name}: {error} {consequence} (Shown once.)", kind="gain")
-            return None
-        if self.prog_bar:
+        """Return the gain of a set, the same in every process: all have the same reports. None without a comparison."""
+        gain, warning = gains.compare(name, gains.metric(self._metrics()), report)
+        if warning is not None:
+            self._policy.warn(f"{set_name}: {warning} (Shown once.)", kind="gain")
+        if self.prog_bar and gain is not None:
             print_beside_bar(trainer, f"{set_name}: {gain.in_words()}")
         return gain
 

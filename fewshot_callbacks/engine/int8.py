@@ -52,8 +52,8 @@ def int8_error_bounds(
 
         remainder_norm * longest + (length + remainder_norm) * largest_remainder_norm
 
-    Two columns can attain this: q' is then parallel to g - g', and g to q - q'. The remainder of a row of 512 random
-    columns has about 0.7 % of the norm of the row.
+    Two columns can attain this: q' is then parallel to g - g', and g to q - q'. A remainder of n
+    columns has about the norm sqrt(n / 12) times the scale, since rounding errors are spread evenly over a step.
 
     The product of the integers is exact. `scale_product` rounds a few times in float32, which 2**-20 of the largest estimate
     covers. The largest estimate exceeds `sizes` by little more than `largest_remainder_norm`, since lengths are at most 1.

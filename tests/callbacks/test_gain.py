@@ -1,5 +1,6 @@
 """A validation is compared with a reference: the last one better beyond chance, the first one, or a saved report."""
 
+import math
 from copy import copy
 from pathlib import Path
 
@@ -117,10 +118,10 @@ def test_another_set_than_that_of_a_saved_report_is_said_and_not_compared(tmp_pa
     fitted(first, quality=QUALITY[:1])
     monitor = retrieval(compare=first.report, metrics="mAP")
     run = trainer(monitor)
-    with pytest.warns(UserWarning, match="No gain is logged") as said:
+    with pytest.warns(UserWarning, match="The gain is NaN") as said:
         run.validate(Scripted([1.2]), loader(items(per_class=4)), verbose=False)
     assert messages_of(said, "the reference", "labels")
-    assert "val/mAP_gain" not in run.callback_metrics
+    assert all(math.isnan(run.callback_metrics[key]) for key in KEYS)
 
 
 def test_a_set_that_changes_in_a_training_begins_anew():
@@ -133,7 +134,7 @@ def test_a_set_that_changes_in_a_training_begins_anew():
     with pytest.warns(UserWarning, match="new reference"):
         logged = fitted(monitor, Grows(), quality=QUALITY[:5], loaders=loader(copy(DATA)))
     assert [len(values) for values in logged.values] == [120, 120, 24, 24, 24]
-    assert "val/mAP_gain" in logged.epochs[1]
+    assert [logged.epochs[2][key] for key in KEYS] == [0, 0, 0, pytest.approx(float(logged.values[2].mean()))]
     assert logged.epochs[4]["val/mAP_gain_low"] > 0
 
 
@@ -160,6 +161,29 @@ def test_a_resumed_training_continues_with_its_reference(tmp_path):
     fitted(retrieval(compare="best", metrics="mAP"), save, max_epochs=4)
     rest = fitted(retrieval(compare="best", metrics="mAP"), max_epochs=8, ckpt_path=tmp_path / "last.ckpt")
     assert rest.epochs == whole.epochs[4:]
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using")
+def test_a_resumed_training_with_another_first_metric_begins_anew(tmp_path):
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    fitted(retrieval(compare="best", metrics=("mAP", "mrr")), save, max_epochs=2)
+    monitor = retrieval(compare="best", metrics=("mrr", "mAP"))
+    fitted(monitor, max_epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    assert monitor.report.gain.metric == "mrr"
+    assert monitor.report.gain.is_first
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using")
+def test_a_reference_that_cannot_be_read_does_not_end_a_resumed_training(tmp_path):
+    save = ModelCheckpoint(tmp_path, save_last=True)
+    fitted(retrieval(compare="best", metrics="mAP"), save, max_epochs=2)
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    checkpoint["fewshot_callbacks_gains"]["val"][""]["report"].zero_()
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    monitor = retrieval(compare="best", metrics="mAP")
+    with pytest.warns(UserWarning, match="new reference"):
+        fitted(monitor, max_epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    assert monitor.report.gain.is_first
 
 
 def test_two_monitors_keep_their_references_apart(tmp_path):

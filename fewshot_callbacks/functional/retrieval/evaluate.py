@@ -390,7 +390,7 @@ def _values_and_intervals(
         key = requested.key
         metric = requested.metric
         metric_input = computed.get(metric.input)
-        if metric.input in ("ranks", "prototypes"):
+        if metric.is_of_queries:
             of_queries = per_query.values[requested.of_queries]
             check_range(CALL, requested, of_queries)
             values[key], intervals[key] = mean_over_queries(requested, of_queries, labels, settings.confidence)

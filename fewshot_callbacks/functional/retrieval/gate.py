@@ -14,7 +14,7 @@ from fewshot_callbacks.functional.retrieval.compare import ReportSource, as_repo
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.slice_gains import compare_slices
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
-from fewshot_callbacks.settings import RequestedMetric
+from fewshot_callbacks.settings import Metric, RequestedMetric
 
 CALL = "failed_requirements"
 SIGNS: dict[str, Callable[[float, float], bool]] = {
@@ -23,9 +23,6 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-# Metrics that have a value for each query, and those that have intervals.
-OF_QUERIES = ("ranks", "prototypes")
-WITH_INTERVALS = (*OF_QUERIES, "groups")
 _REQUIREMENT = re.compile(
     r"(?:worst\((?P<attribute>[^()]+)\)\s*)?"
     r"(?:gain\((?P<gain>[^()<>=\s]+)\)|(?P<metric>[^()<>=\s]+?))"
@@ -74,11 +71,11 @@ class Requirement:
             fact = f"{self.attribute!r} is not one of the attributes with slices; there are {known}. Add it to slices=."
         elif self.is_gain and not has_other:
             fact = "there is no other evaluation to compare with. Pass against=."
-        elif self.attribute is not None and metrics[self.metric].metric.input not in OF_QUERIES:
+        elif self.attribute is not None and not metrics[self.metric].metric.is_of_queries:
             fact = (
                 f"{self.metric!r} has no value for each query, so slices have none. Take another metric, such as mAP."
             )
-        elif self.end is not None and metrics[self.metric].metric.input not in WITH_INTERVALS:
+        elif self.end is not None and not _has_interval(metrics[self.metric].metric):
             fact = f"{self.metric!r} has no interval. Leave out .{self.end}."
         if fact:
             raise InputError(f"{call}: {self.text!r} cannot be checked: {fact}")
@@ -122,6 +119,10 @@ class Requirement:
 
     def _chosen(self, value: float, interval: Interval) -> float:
         return {None: value, "low": interval.low, "high": interval.high}[self.end]
+
+
+def _has_interval(metric: Metric) -> bool:
+    return metric.is_of_queries or metric.input == "groups"
 
 
 def read_requirement(call: str, text: str) -> Requirement:

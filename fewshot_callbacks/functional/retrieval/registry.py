@@ -197,7 +197,7 @@ def requested_metric(key: object, among: Sequence[Metric] | None = None) -> Requ
 def _parameters(key: str, metric: Metric, match: re.Match[str]) -> dict[str, Any]:
     """Return the parameters of a key, if its rank and its rate are in range, and if it has a mean over classes."""
     of_queries = key.removeprefix(MACRO)
-    if key != of_queries and metric.input not in ("ranks", "prototypes"):
+    if key != of_queries and not metric.is_of_queries:
         raise InputError(
             f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
             f"Ask for {of_queries!r}."
@@ -287,7 +287,7 @@ def _meant(key: str, among: Sequence[Metric]) -> str | None:
     meant += [example for example in examples if of_queries and example.startswith(of_queries.lower())]
     if not meant:
         return None
-    has_macro = key != of_queries and examples[meant[0]].input in ("ranks", "prototypes")
+    has_macro = key != of_queries and examples[meant[0]].is_of_queries
     return MACRO + meant[0] if has_macro else meant[0]
 
 
