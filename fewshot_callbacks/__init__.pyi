@@ -35,6 +35,7 @@ from fewshot_callbacks.functional import (
     Relevance as Relevance,
     Share as Share,
     TrialList as TrialList,
+    classes_needed as classes_needed,
     compare_dynamics as compare_dynamics,
     compare_reports as compare_reports,
     compare_slices as compare_slices,

@@ -95,10 +95,10 @@ def run(options: Compare) -> None:
     if are_saved_reports(paths):
         compare_saved(paths, options)
         return
-    if options.others or options.metric is not None:
+    if options.others or options.metric is not None or options.difference is not None:
         raise InputError(
-            "a ranking is of saved reports, and these are runs. Pass two runs without --metric, or files that 'fewshot "
-            "evaluate --save' has written."
+            "--metric, --difference and more than two paths are for saved reports, and these are runs. Pass two runs, or "
+            "files that 'fewshot evaluate --save' has written."
         )
     runs = (as_location(options.run), as_location(options.other_run))
     comparison = compare_runs(runs, options.names, test=options.test)

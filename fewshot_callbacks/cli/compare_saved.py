@@ -1,4 +1,4 @@
-"""`fewshot compare` of saved reports: two with a table of differences, three or more with a ranking."""
+"""`fewshot compare` of saved reports: a table of differences, a ranking, or the number of classes that are needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fewshot_callbacks.cli.options import Compare
 from fewshot_callbacks.cli.tables import ranking_table
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_file, is_folder, path_text
-from fewshot_callbacks.functional.retrieval import RetrievalReport, rank_reports
+from fewshot_callbacks.functional.retrieval import RetrievalReport, classes_needed, rank_reports
 from fewshot_callbacks.functional.retrieval.saved_reports import is_archive
 
 
@@ -38,7 +38,7 @@ def are_saved_reports(paths: Sequence[Path]) -> bool:
 
 
 def compare_saved(paths: Sequence[Path], options: Compare) -> None:
-    """Compare saved reports, and print a table of differences, or a ranking.
+    """Compare saved reports, and print a table of differences, a ranking, or the number of classes that are needed.
 
     Raises:
         ValueError: A file is not a saved report, or the reports are not of the same queries.
@@ -50,6 +50,9 @@ def compare_saved(paths: Sequence[Path], options: Compare) -> None:
     if len(set(names)) < len(names):
         raise InputError(f"--names {' '.join(names)}: two reports have one name. Pass a name of its own for each.")
     reports = [RetrievalReport.load(path) for path in paths]
+    if options.difference is not None:
+        _print_classes_needed(reports, options.difference, options.metric or "mAP", as_json=options.json)
+        return
     if options.metric is None and len(reports) == 2:
         first, second = (Result(report) for report in reports)
         print_both(first, second, files, names, as_json=options.json)
@@ -59,6 +62,19 @@ def compare_saved(paths: Sequence[Path], options: Compare) -> None:
         print(json.dumps(ranking.to_dict(), indent=2))
     else:
         Console().print(ranking_table(ranking))
+
+
+def _print_classes_needed(reports: Sequence[RetrievalReport], difference: float, metric: str, *, as_json: bool) -> None:
+    """Print how many classes a test set needs until a difference shows.
+
+    Raises:
+        ValueError: There are more than two reports, or nothing can be estimated from them.
+    """
+    if len(reports) != 2:
+        raise InputError(f"--difference is for two reports, and these are {len(reports)}. Pass two.")
+    first, second = reports
+    needed = classes_needed(first, second, difference, metric)
+    print(json.dumps(needed.to_dict(), indent=2) if as_json else needed)
 
 
 def names_of_files(files: Sequence[str]) -> list[str]:

@@ -246,6 +246,8 @@ class Compare:
         others: Further saved reports.
         names: A name for each run or report in the tables; by default the heads of runs and the names of files.
         metric: Rank reports by this metric; by default mAP if there are three or more.
+        difference: Print how many classes a test set needs until a difference of this size in --metric shows, by default in
+            mAP; estimated from two reports.
         test: Test both checkpoints; false compares only the steps.
         json: Print the comparison as JSON.
     """
@@ -255,6 +257,7 @@ class Compare:
     others: Sequence[Path] = field(default=(), metadata={"positional": True})
     names: Sequence[str] | None = None
     metric: str | None = None
+    difference: float | None = None
     test: bool = True
     json: bool = False
 

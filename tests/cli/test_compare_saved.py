@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fewshot_callbacks import compare_reports, rank_reports
+from fewshot_callbacks import classes_needed, compare_reports, rank_reports
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.functional import RetrievalReport
 from tests.messages import missing_facts
@@ -79,6 +79,16 @@ def test_more_are_ranked(saved, capsys):
     assert [line.split()[0] for line in by_recall.splitlines() if line[:3] in (" a ", " b ")] == ["b", "a"]
 
 
+def test_two_tell_how_many_classes_show_a_difference(saved, capsys):
+    files = files_of(saved, "june", "july")
+    needed = classes_needed(*reports_in(saved, "june", "july").values(), 0.02, "recall@1")
+    words = ("compare", *files, "--difference", "0.02", "--metric", "recall@1")
+    assert printed(capsys, *words) == f"{needed}\n"
+    assert json.loads(printed(capsys, *words, "--json")) == needed.to_dict()
+    by_default = json.loads(printed(capsys, "compare", *files, "--difference", "0.02", "--json"))
+    assert by_default["metric"] == "mAP"
+
+
 def test_addresses_are_written_and_read(saved, capsys):
     with empty_memory():
         for name in ("june", "july"):
@@ -118,6 +128,9 @@ def test_mistakes_are_named_in_one_line(saved, capsys, tmp_path):
         ("compare", june, july, "--metric", "pair_f1"): ("pair_f1", "mAP, recall@1"),
         ("compare", june, july, "--names", "a"): ("--names", "1", "2"),
         ("compare", june, july, "--names", "a", "a"): ("--names a a",),
+        ("compare", tmp_path, tmp_path, "--difference", "0.1"): ("saved reports", "runs", "--difference"),
+        ("compare", june, july, june, "--names", "a", "b", "c", "--difference", "0.1"): ("--difference", "two", "3"),
+        ("compare", june, july, "--difference", "0"): ("difference", "0.0", "above 0"),
         ("compare", june, july, "--test", "false"): ("--test false", "saved reports"),
         ("evaluate", saved / "june.npz", "--save", saved / "june.npz"): ("--save", "june.npz", "replaced"),
         ("evaluate", saved / "june.npz", "--against", saved / "july.npz", "--save", "a.npz"): ("--save", "--against"),

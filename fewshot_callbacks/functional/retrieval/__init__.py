@@ -16,6 +16,7 @@ from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.gate import failed_requirements
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.retrieval.measured_cost import MeasuredEvaluation, TimedSample, measure_evaluation
+from fewshot_callbacks.functional.retrieval.needed_classes import ClassesNeeded, classes_needed
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.rank_metrics import hits_within, relevant_ranks
@@ -45,6 +46,7 @@ __all__ = [
     "METRICS",
     "RELEVANCE_METRICS",
     "Attribute",
+    "ClassesNeeded",
     "Code",
     "CompressionReport",
     "CompressionVariant",
@@ -81,6 +83,7 @@ __all__ = [
     "Ties",
     "TimedSample",
     "Unmatched",
+    "classes_needed",
     "compare_reports",
     "compare_slices",
     "compression_costs",

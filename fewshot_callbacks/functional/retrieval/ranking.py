@@ -207,7 +207,7 @@ def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confi
         )
     loaded = {name: as_report(source) for name, source in reports.items()}
     refuse_other_queries("rank_reports", {repr(name): report for name, report in loaded.items()})
-    requested = _common_metric(loaded, metric)
+    requested = common_metric("rank_reports", loaded, metric)
     values = {name: report[metric] for name, report in loaded.items()}
     names = sorted(values, key=values.__getitem__, reverse=requested.metric.better == "higher")
     differences = {}
@@ -221,27 +221,32 @@ def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confi
     return Ranking(metric, {name: values[name] for name in names}, differences, corrected, confidence)
 
 
-def _common_metric(reports: Mapping[str, RetrievalReport], metric: str) -> RequestedMetric:
-    """Return the metric by which reports are ranked.
+def common_metric(call: str, reports: Mapping[str, RetrievalReport], metric: str) -> RequestedMetric:
+    """Return a metric that reports can be compared by: each has it for each query, and one direction is better.
+
+    Args:
+        call: The public function, for messages.
+        reports: The name of each report, and the report.
+        metric: Key of the metric.
 
     Raises:
-        ValueError: If they cannot be ranked by it.
+        ValueError: If one of them lacks it.
     """
     first, *others = reports.values()
     requested = first.requested(metric)
     rankable = [key for key in first.values if _is_rankable(first, key)]
-    fix = f"Rank by another metric: the first report has {', '.join(rankable) or 'none'}."
+    fix = f"Take another metric: the first report has {', '.join(rankable) or 'none'}."
     if not _is_rankable(first, metric) and metric in first.values:
-        raise InputError(f"rank_reports: {metric!r} has no value for each query, or neither direction is better. {fix}")
+        raise InputError(f"{call}: {metric!r} has no value for each query, or neither direction is better. {fix}")
     for name, report in reports.items():
         if metric not in report.values:
             raise InputError(
-                f"rank_reports: the report {name!r} has no {metric!r}. Evaluate with it, or rank by another."
+                f"{call}: the report {name!r} has no {metric!r}. Evaluate with it, or take another metric."
             )
         if math.isnan(report[metric]):
-            raise InputError(f"rank_reports: {metric!r} of {name!r} is NaN. {fix}")
+            raise InputError(f"{call}: {metric!r} of {name!r} is NaN. {fix}")
     if any(report.requested(metric) != requested for report in others):
-        raise InputError(f"rank_reports: {metric!r} is a metric of a user, and not the same in each report. {fix}")
+        raise InputError(f"{call}: {metric!r} is a metric of a user, and not the same in each report. {fix}")
     return requested
 
 

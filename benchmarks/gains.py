@@ -1,0 +1,87 @@
+"""Time what `RetrievalMonitor(compare=...)` adds to an evaluation: digests of ids, the gain, and its part of a checkpoint.
+
+    python benchmarks/gains.py                                  # 8,000 and 31,730 embeddings with 512 dimensions
+    python benchmarks/gains.py --items 1000000 --queries 1000   # ids of a million gallery items
+
+Each row compares the evaluation with what is added to it, in processor seconds: the least of the rounds, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _embeddings import make
+from _results import Column, Results, add_file_option
+
+from fewshot_callbacks import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.gain_reference import GainReference
+
+COLUMNS = (
+    Column("items", ",d"),
+    Column("queries", ",d"),
+    Column("evaluation, seconds", ".2f"),
+    Column("with ids, seconds", ".2f"),
+    Column("gain, seconds", ".4f"),
+    Column("gain, %", ".2f"),
+    Column("checkpoint, kB", ",.0f"),
+)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the processor seconds of a call."""
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
+def measure(results: Results, items: int, queries: int | None, rounds: int) -> None:
+    """Add a row to the table."""
+    embeddings, labels = make(items, 512, "middling")
+    moved = embeddings + 0.02 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(1))
+    options = {"metrics": ("mAP", "recall@1"), "max_queries": queries}
+    ids = torch.arange(items)
+    before = evaluate_retrieval(embeddings, labels, query_ids=ids, **options)
+    after = evaluate_retrieval(moved, labels, query_ids=ids, **options)
+
+    def gain() -> None:
+        reference = GainReference("mAP")
+        reference.compare(before)
+        reference.compare(after)
+
+    calls = (
+        lambda: evaluate_retrieval(moved, labels, **options),
+        lambda: evaluate_retrieval(moved, labels, query_ids=ids, **options),
+        gain,
+    )
+    times = [[seconds(call) for call in calls] for _ in range(rounds)]
+    without, with_ids, of_gain = (min(column) for column in zip(*times, strict=True))
+    reference = GainReference("mAP")
+    reference.compare(after)
+    kilobytes = len(reference.report.to_bytes()) / 1000
+    results.add(items, after.queries, without, with_ids, of_gain, 100 * of_gain / without, kilobytes)
+
+
+def main() -> None:
+    """Read the options and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, nargs="+", default=[8_000, 31_730])
+    parser.add_argument("--queries", type=int, default=None, help="queries drawn from the items; by default all")
+    parser.add_argument("--rounds", type=int, default=5)
+    add_file_option(parser)
+    options = parser.parse_args()
+    evaluate_retrieval(torch.randn(3_000, 8), torch.arange(3_000) % 50)  # compiles
+    with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
+        for items in options.items:
+            measure(results, items, options.queries, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
