@@ -1,7 +1,7 @@
 """Time what `RetrievalMonitor(compare=...)` adds to an evaluation: digests of ids, the gain, and its part of a checkpoint.
 
     python benchmarks/gains.py                                  # 8,000 and 31,730 embeddings with 512 dimensions
-    python benchmarks/gains.py --items 1000000 --queries 1000   # ids of a million gallery items
+    python benchmarks/gains.py --items 1000000 --dim 16 --queries 1000 --difficulty random   # ids of a million gallery items
 
 Each row compares the evaluation with what is added to it, in processor seconds: the least of the rounds, in turns.
 """
@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _embeddings import make
+from _embeddings import DIFFICULTIES, make
 from _results import Column, Results, add_file_option
 
 from fewshot_callbacks import evaluate_retrieval
@@ -42,14 +42,14 @@ def seconds(call: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def measure(results: Results, items: int, queries: int | None, rounds: int) -> None:
+def measure(results: Results, items: int, options: argparse.Namespace) -> None:
     """Add a row to the table."""
-    embeddings, labels = make(items, 512, "middling")
+    embeddings, labels = make(items, options.dim, options.difficulty)
     moved = embeddings + 0.02 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(1))
-    options = {"metrics": ("mAP", "recall@1"), "max_queries": queries}
+    request = {"metrics": ("mAP", "recall@1"), "max_queries": options.queries}
     ids = torch.arange(items)
-    before = evaluate_retrieval(embeddings, labels, query_ids=ids, **options)
-    after = evaluate_retrieval(moved, labels, query_ids=ids, **options)
+    before = evaluate_retrieval(embeddings, labels, query_ids=ids, **request)
+    after = evaluate_retrieval(moved, labels, query_ids=ids, **request)
 
     def gain() -> None:
         reference = GainReference("mAP")
@@ -57,11 +57,11 @@ def measure(results: Results, items: int, queries: int | None, rounds: int) -> N
         reference.compare(after)
 
     calls = (
-        lambda: evaluate_retrieval(moved, labels, **options),
-        lambda: evaluate_retrieval(moved, labels, query_ids=ids, **options),
+        lambda: evaluate_retrieval(moved, labels, **request),
+        lambda: evaluate_retrieval(moved, labels, query_ids=ids, **request),
         gain,
     )
-    times = [[seconds(call) for call in calls] for _ in range(rounds)]
+    times = [[seconds(call) for call in calls] for _ in range(options.rounds)]
     without, with_ids, of_gain = (min(column) for column in zip(*times, strict=True))
     reference = GainReference("mAP")
     reference.compare(after)
@@ -73,6 +73,8 @@ def main() -> None:
     """Read the options and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="+", default=[8_000, 31_730])
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--difficulty", choices=DIFFICULTIES, default="middling", help="of the embeddings")
     parser.add_argument("--queries", type=int, default=None, help="queries drawn from the items; by default all")
     parser.add_argument("--rounds", type=int, default=5)
     add_file_option(parser)
@@ -80,7 +82,7 @@ def main() -> None:
     evaluate_retrieval(torch.randn(3_000, 8), torch.arange(3_000) % 50)  # compiles
     with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
         for items in options.items:
-            measure(results, items, options.queries, options.rounds)
+            measure(results, items, options)
 
 
 if __name__ == "__main__":
