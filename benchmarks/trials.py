@@ -2,6 +2,7 @@
 
     python benchmarks/trials.py [--trials 8010270] [--identities 5000]      processor time, and memory beyond the scores
     python benchmarks/trials.py --coverage [--sets 400]                     share of the sets whose interval holds the truth
+    python benchmarks/trials.py --slices [--sets 400]                       the same of `TrialReport.of_slices`
     python benchmarks/trials.py --identification [--sets 400]               the same of `evaluate_identification`
 
 Costs are processor seconds, and multiples of one sort of the same scores (`numpy.argsort`); memory is the peak beyond what
@@ -11,6 +12,10 @@ For the coverage, identities are drawn anew for each set: normal in 16 dimension
 scatter that differs from identity to identity, four items of each. Scores are cosines of all pairs of items, or of a list
 with so many trials of each kind for each identity. The truth is that of all pairs of 3,000 identities. Where fewer than
 ten false matches rest under a value there is no interval; the share of the sets with one is in brackets.
+
+For slices 60, 30 and 10 % of the identities are in three groups, which lie in different directions and scatter more, the
+smaller they are. The truth is the rate of 20,000 other identities at the threshold of the set. A set counts if the intervals
+of all three groups, and of trials across groups, hold it. In brackets is the mean number of mistakes in the smallest group.
 
 For identification 100 of the identities have an item in the gallery and three queries, and others have four queries and are
 unknown. The truth is the mean of 100 sets with 1,000 unknown identities.
@@ -36,6 +41,7 @@ from _results import Column, Results, add_file_option
 from retrieval import PeakMemory
 
 from fewshot_callbacks import evaluate_identification, evaluate_trials
+from fewshot_callbacks.functional import Interval
 
 KEYS = ("eer", "min_dcf@0.01", "min_dcf@0.5", "tar@far0.1", "tar@far0.01", "tar@far0.001")
 DIM, ITEMS = 16, 4
@@ -47,6 +53,8 @@ COSTS = (
     Column("x one sort", ".1f"),
     Column("MB beyond the scores", ",.0f"),
 )
+GROUPS = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 2])  # of ten identities
+RATES = ("false_non_match_rate", "false_match_rate")
 KNOWN, UNKNOWN, IDENTIFICATION = 100, (15, 50, 200), "tpir@fpir0.1"
 
 
@@ -82,18 +90,24 @@ def costs(trials: int, identities: int, file: str | None) -> None:
             results.add(name, seconds, seconds / sort, beyond)
 
 
-def people(rng: np.random.Generator, identities: int) -> tuple[np.ndarray, np.ndarray]:
+def people(rng: np.random.Generator, identities: int, *, grouped: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Items of identities, as unit vectors, and whose they are."""
     centres = rng.normal(size=(identities, 1, DIM))
     centres[:, 0, 0] += 0.5 * rng.normal(size=identities).clip(0)
     scatter = 0.9 * np.exp(0.35 * rng.normal(size=(identities, 1, 1)) - 0.5)
+    if grouped:
+        groups = GROUPS[np.arange(identities) % len(GROUPS)]
+        centres[:, 0, 1:4] += np.eye(3)[groups]
+        scatter *= (1 + 0.15 * groups)[:, None, None]
     rows = (centres + scatter * rng.normal(size=(identities, ITEMS, DIM))).reshape(-1, DIM)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True), np.arange(identities).repeat(ITEMS)
 
 
-def drawn(rng: np.random.Generator, identities: int, each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def drawn(
+    rng: np.random.Generator, identities: int, each: int, *, grouped: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scores and both identities of the trials of a set."""
-    rows, labels = people(rng, identities)
+    rows, labels = people(rng, identities, grouped=grouped)
     if not each:
         i, j = np.triu_indices(len(rows), 1)
         return (rows @ rows.T)[i, j], labels[i], labels[j]
@@ -125,6 +139,59 @@ def coverage(sets: int) -> Table:
     return table
 
 
+def sliced(
+    rng: np.random.Generator, identities: int, each: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Scores, kinds, both identities and the slices of the trials of a set of three groups."""
+    scores, first, second = drawn(rng, identities, each, grouped=True)
+    sides = GROUPS[first % len(GROUPS)], GROUPS[second % len(GROUPS)]
+    return scores, first == second, first, second, {"group": sides}
+
+
+def slice_coverage(sets: int) -> Table:
+    rng = np.random.default_rng(1)
+    scores, same, _, _, slices = sliced(rng, 20_000, 100)
+    one, other = slices["group"]
+    masks = {group: (one == group) & (other == group) for group in range(3)} | {"across": one != other}
+    truths = {
+        (rate, name): np.sort(scores[kind & mask])
+        for rate, kind in zip(RATES, (same, ~same), strict=True)
+        for name, mask in masks.items()
+    }
+    table = Table(
+        title=f"share of {sets} sets whose 95 % intervals all hold the truth, % (mistakes of the smallest group)"
+    )
+    keys = ("tar@far0.1", "tar@far0.01")
+    for heading in ("identities, trials", *(f"{rate} at {key}" for key in keys for rate in ("FNMR", "FMR"))):
+        table.add_column(heading)
+    for identities, each in DESIGNS:
+        held: dict[tuple[str, str], list[bool]] = {(key, rate): [] for key in keys for rate in RATES}
+        mistakes: dict[tuple[str, str], list[int]] = {column: [] for column in held}
+        for _ in range(sets):
+            scores, same, first, second, slices = sliced(rng, identities, each)
+            report = evaluate_trials(scores, same, first=first, second=second, metrics=keys, slices=slices)
+            for (key, rate), of_sets in held.items():
+                found = report.of_slices("group", key)
+                of_groups = getattr(found, rate)
+                of_sets.append(
+                    all(
+                        covers(of_group.interval, truths[rate, name], found.threshold, rate)
+                        for name, of_group in of_groups.items()
+                    )
+                )
+                mistakes[key, rate].append(of_groups[2].mistakes)
+        cells = [f"{100 * np.mean(held[column]):.0f} ({np.mean(mistakes[column]):.0f})" for column in held]
+        table.add_row(f"{identities}, {f'{each} of each kind each' if each else 'all pairs'}", *cells)
+    return table
+
+
+def covers(interval: Interval, scores: np.ndarray, threshold: float, rate: str) -> bool:
+    """Whether an interval holds the share of ascending scores that a threshold decides wrongly; a missing one does."""
+    rejected = float(np.searchsorted(scores, threshold)) / len(scores)
+    truth = rejected if rate == "false_non_match_rate" else 1 - rejected
+    return not (interval.low > truth or interval.high < truth)
+
+
 def identified(rng: np.random.Generator, unknown: int) -> tuple[float, tuple[float, float]]:
     """TPIR of a drawn set with so many unknown identities, and its interval."""
     rows, labels = people(rng, KNOWN + unknown)
@@ -153,17 +220,20 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8_010_270, help="(default: %(default)s)")
     parser.add_argument("--identities", type=int, default=5000, help="(default: %(default)s)")
     parser.add_argument("--coverage", action="store_true", help="of the intervals, in place of costs")
+    parser.add_argument("--slices", action="store_true", help="of the intervals of slices, in place of costs")
     parser.add_argument("--identification", action="store_true", help="of the intervals of TPIR, in place of costs")
     parser.add_argument("--sets", type=int, default=400, help="of each design (default: %(default)s)")
     add_file_option(parser)
     options = parser.parse_args()
-    if not options.coverage and not options.identification:
+    tables = {"coverage": coverage, "slices": slice_coverage, "identification": identification_coverage}
+    chosen = [table for name, table in tables.items() if getattr(options, name)]
+    if not chosen:
         costs(options.trials, options.identities, options.json)
         return
     if options.json:
-        parser.error("--json writes the table of costs. Leave --coverage and --identification out.")
-    table = identification_coverage(options.sets) if options.identification else coverage(options.sets)
-    Console(width=140).print(table)
+        parser.error("--json writes the table of costs. Leave --coverage, --slices and --identification out.")
+    for table in chosen:
+        Console(width=140).print(table(options.sets))
 
 
 if __name__ == "__main__":

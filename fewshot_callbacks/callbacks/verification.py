@@ -74,7 +74,8 @@ class VerificationMonitor(CollectingMonitor):
         strict: Which errors end the run, see `RetrievalMonitor`.
 
     Attributes:
-        report: The latest `TrialReport`; None before the first evaluation.
+        report: The latest `TrialReport`; None before the first evaluation. If the list has `slices`, `report.of_slices` has
+            the error rates of each.
 
     Raises:
         ValueError: If the list cannot be read, or has scores in place of items, a metric is unknown, or a cost is not
@@ -196,6 +197,7 @@ class VerificationMonitor(CollectingMonitor):
             first=trials.first,
             second=trials.second,
             folds=trials.folds,
+            slices=trials.slices,
             metrics=self.metrics,
             miss_cost=self.miss_cost,
             false_match_cost=self.false_match_cost,

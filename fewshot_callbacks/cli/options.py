@@ -169,6 +169,9 @@ class Trials:
         similarity: How embeddings are compared.
         metrics: The keys of the metrics. There are eer, min_dcf@{p}, tar@far{p}, accuracy and cllr. By default eer,
             min_dcf@0.01, tar@far0.01, tar@far0.001, and accuracy where there are folds.
+        slices: Attributes, such as age: shows how often trials of each age are wrongly rejected and accepted at the
+            threshold of the first metric. A table of scores has the columns first_age and second_age, or only age; the file
+            of --embeddings has an array age.
         miss_cost: Cost of a rejected target trial, for min_dcf.
         false_match_cost: Cost of an accepted non-target trial, for min_dcf.
         figures: Folder where det.png and scores.png are written; figures of this command are replaced, other files of
@@ -181,6 +184,7 @@ class Trials:
     embeddings: Path | None = None
     similarity: Similarity = "cosine"
     metrics: Sequence[str] | None = None
+    slices: Sequence[str] | None = None
     miss_cost: float = 1.0
     false_match_cost: float = 1.0
     figures: Path | None = None

@@ -231,13 +231,13 @@ def _of_queries(file: Path, name: str, values: NDArray[Any], is_gallery: NDArray
     return of_queries
 
 
-def load_one_set(file: Path, needed: Sequence[str] = ("labels",)) -> StoredSets:
-    """Return the set of an .npz file.
+def load_one_set(file: Path, needed: Sequence[str] = ("labels",), slices: Sequence[str] = ()) -> StoredSets:
+    """Return the set of an .npz file; the arguments are those of `load_sets`.
 
     Raises:
         ValueError: The file has queries and a gallery, or as `load_sets` does.
     """
-    sets = load_sets(file, needed)
+    sets = load_sets(file, needed, slices)
     if sets.gallery is not None:
         raise InputError(
             f"{file} holds queries and a gallery, and one set is needed. Write it with "

@@ -20,6 +20,7 @@ from fewshot_callbacks.functional.retrieval import (
     requested_metric,
 )
 from fewshot_callbacks.functional.statistics import Difference
+from fewshot_callbacks.functional.verification import TrialSlices
 from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
 
@@ -147,6 +148,18 @@ def slices_table(slices: Slices) -> Table:
     table = Table(title=as_text(title), caption=caption, caption_justify="left", pad_edge=False, **NARROW)
     _fill(table, slices.columns, slices.rows())
     return table
+
+
+def trial_slices_tables(slices: TrialSlices) -> list[Table]:
+    """Return the tables of both error rates in each slice of an attribute for a screen, the worst first."""
+    tables = []
+    for rates in (slices.false_non_match_rate, slices.false_match_rate):
+        table = Table(title=as_text(f"{rates.rate} by {rates.attribute}"), pad_edge=False, **NARROW)
+        _fill(table, rates.columns, rates.rows())
+        tables.append(table)
+    tables[-1].caption = as_text(f"{slices.heading} {rates.explanation}")
+    tables[-1].caption_justify = "left"
+    return tables
 
 
 def slice_gains_table(gains: SliceGains) -> Table:

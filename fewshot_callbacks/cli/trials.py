@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from fewshot_callbacks.cli.options import Trials, in_shell
 from fewshot_callbacks.cli.stored_sets import load_one_set
+from fewshot_callbacks.cli.tables import trial_slices_tables
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import is_picture, refuse_input
 from fewshot_callbacks.functional.retrieval import requested_metric
@@ -38,19 +40,21 @@ def run(options: Trials) -> None:
         check_figures(options.figures)
     if options.report is not None:
         refuse_input(options.report, "--report", (options.file, options.embeddings))
-    trials = read_trials(options.file)
+    # A list of items has no other columns: its slices are those of the embeddings.
+    trials = read_trials(options.file, (options.slices or ()) if options.embeddings is None else ())
     if options.metrics is not None and "accuracy" in options.metrics and trials.folds is None:
         raise InputError(
             f"--metrics accuracy needs the fold of each trial, and {options.file} has none. Add a column fold to a table of "
             "scores, or leave accuracy out."
         )
-    scores = _scores(trials, options)
+    scores, slices = _scores(trials, options)
     report = evaluate_trials(
         scores,
         trials.same,
         first=trials.first,
         second=trials.second,
         folds=trials.folds,
+        slices=slices,
         metrics=options.metrics,
         miss_cost=options.miss_cost,
         false_match_cost=options.false_match_cost,
@@ -63,6 +67,10 @@ def run(options: Trials) -> None:
         return
     console = Console()
     console.print(report_table(report, str(options.file)))
+    if report.thresholds:
+        for attribute in report.slices:
+            for table in trial_slices_tables(report.of_slices(attribute)):
+                console.print(table)
     for message in report.notes:
         console.print(note(in_shell(message, "trials")))
     for path in written:
@@ -85,23 +93,30 @@ def check_figures(folder: Path) -> None:
             )
 
 
-def _scores(trials: TrialList, options: Trials) -> Any:
-    """Return the scores of a list, or the scores of its pairs of embeddings."""
+def _scores(trials: TrialList, options: Trials) -> tuple[Any, Mapping[str, Any] | None]:
+    """Return the scores of a list, or the scores of its pairs of embeddings, and the slices of `evaluate_trials`."""
     if trials.scores is not None:
         if options.embeddings is not None:
             raise InputError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")
-        return trials.scores
+        return trials.scores, trials.slices
     how = "numpy.savez(path, embeddings=..., ids=...), with the id of each item as the list has it"
     if options.embeddings is None:
         raise InputError(f"{options.file} lists items, not scores. Pass --embeddings FILE, as written by {how}.")
-    sets = load_one_set(options.embeddings, ("ids",))
+    sets = load_one_set(options.embeddings, ("ids",), options.slices or ())
     embeddings = sets.queries
     ids = sets.arrays["query_ids"]
     if len(ids) != len(embeddings):
         raise InputError(
             f"{options.embeddings} has {len(embeddings)} embeddings and {len(ids)} ids. Write it with {how}."
         )
-    return trial_scores(embeddings, *trials.rows(ids.tolist()), similarity=options.similarity)
+    for name, values in sets.slices.items():
+        if len(values) != len(ids):
+            raise InputError(
+                f"{options.embeddings} has {len(ids)} ids and {len(values)} values of {name!r}. Save one for each item."
+            )
+    first, second = trials.rows(ids.tolist())
+    slices = {name: (values[first], values[second]) for name, values in sets.slices.items()}
+    return trial_scores(embeddings, first, second, similarity=options.similarity), slices
 
 
 def report_table(report: TrialReport, title: str) -> Table:

@@ -1,6 +1,7 @@
 """VerificationMonitor: what it logs of a trial list is what `evaluate_trials` says of the embeddings."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,17 @@ def by_hand(net: Net, trials: TrialList, count: int = 36, **settings: Any) -> Tr
 
 def of_report(report: TrialReport, missing: int = 0) -> Any:
     return close(with_prefix(dict(report.values) | {"missing_trials": float(missing)}))
+
+
+def test_the_report_has_the_slices_of_the_list() -> None:
+    net, trials = Net(), trials_of(36)
+    sensors = tuple("ab"[trial % 2] for trial in range(len(trials)))
+    sides = {"sensor": (sensors, ("a",) * len(trials))}
+    verification = monitor(replace(trials, slices=sides))
+    log_of_validation(verification, net, loader(ITEMS))
+    assert verification.report is not None
+    expected = by_hand(net, trials, slices=sides)
+    assert str(verification.report.of_slices("sensor")) == str(expected.of_slices("sensor"))
 
 
 @pytest.mark.parametrize("settings", [{}, {"similarity": "euclidean", "metrics": ("eer",)}, {"confidence": 0.8}])

@@ -137,3 +137,53 @@ def test_what_is_written_is_said_and_what_lacks_is_named_as_the_shell_has_it(sco
     said = refused(capsys, table, "--metrics", "accuracy")
     assert "--metrics accuracy" in said
     assert "folds=" not in said
+
+
+def test_slices_of_a_table_are_printed_worst_first(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    rng = np.random.default_rng(0)
+    same = rng.random(400) < 0.4
+    ages = np.array(["old", "young"])[rng.integers(0, 2, (2, 400))]
+    scores = rng.normal(size=400) + 2 * same
+    rows = "".join(f"{row[0]},{row[1]:d},{row[2]},{row[3]}\n" for row in zip(scores.tolist(), same, *ages, strict=True))
+    path = tmp_path / "scores.csv"
+    path.write_text("score,same,first_age,second_age\n" + rows)
+    report = evaluate_trials(scores, same, slices={"age": tuple(ages)})
+    assert main(["trials", str(path), "--slices", "age", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["slices"] == json.loads(json.dumps(report.to_dict()["slices"]))
+    assert main(["trials", str(path), "--slices", "age"]) == 0
+    screen = capsys.readouterr().out
+    found = report.of_slices("age", "eer")
+    for title, rates in (("FNMR by age", found.false_non_match_rate), ("FMR by age", found.false_match_rate)):
+        lines = screen[screen.index(title) :].splitlines()
+        names = [line.split()[0] for line in lines if line.split() and line.split()[0] in rates][: len(rates)]
+        assert names == sorted(rates, key=lambda name: -rates[name].value)
+    assert missing_facts(screen, (f"{found.threshold:.4f}", "the threshold of eer", "95 %")) == []
+    assert main(["trials", str(path), "--slices", "age", "--metrics", "cllr"]) == 0
+    assert missing_facts(refused(capsys, path, "--slices", "light"), ("light", "first_age", "--slices")) == []
+
+
+def test_slices_of_items_are_those_of_the_embeddings(tmp_path, capsys):
+    items = [f"id{speaker}/{part}.wav" for speaker in range(6) for part in range(4)]
+    embeddings = np.random.default_rng(0).normal(size=(24, 8)) + np.arange(24)[:, None] // 4
+    sensors = np.array(["phone", "studio"])[np.arange(24) % 2]
+    path, stored = tmp_path / "trials.txt", tmp_path / "e.npz"
+    np.savez(stored, embeddings=embeddings, ids=items, sensor=sensors)
+    pairs = [(a, b) for a in range(24) for b in range(a)]
+    path.write_text("\n".join(f"{int(a // 4 == b // 4)} {items[a]} {items[b]}" for a, b in pairs))
+    words = [str(path), "--embeddings", str(stored), "--slices", "sensor"]
+    assert main(["trials", *words, "--json"]) == 0
+    one, other = zip(*pairs, strict=True)
+    found = json.loads(capsys.readouterr().out)["slices"]["sensor"]["eer"]
+    scores = trial_scores(embeddings, one, other)
+    same = [a // 4 == b // 4 for a, b in pairs]
+    sides = sensors[list(one)], sensors[list(other)]
+    expected = evaluate_trials(scores, same, slices={"sensor": sides}).of_slices("sensor", "eer")
+    for kind in ("false_match_rate", "false_non_match_rate"):
+        assert {name: rate["mistakes"] for name, rate in found[kind].items()} == {
+            name: rate.mistakes for name, rate in getattr(expected, kind).items()
+        }
+    np.savez(stored, embeddings=embeddings, ids=items, sensor=sensors[:20])
+    assert missing_facts(refused(capsys, *words), ("24 ids", "20 values", "'sensor'")) == []
+    assert missing_facts(refused(capsys, *words[:-1], "light"), ("'light'", "'sensor'", "--slices")) == []
+    assert missing_facts(refused(capsys, words[0], "--slices", "sensor"), ("items", "'sensor'")) == []

@@ -177,7 +177,9 @@ def collect_inputs(
         name: Attribute.of_codes(sets.queries.columns[slices_argument(name)], names)
         for name, names in names_of_slices.items()
     }
-    refuse_many_slices(call, attributes, len(sets.queries.labels.unique()))
+    classes = len(sets.queries.labels.unique())
+    values = {name: len(attribute.names) for name, attribute in attributes.items()}
+    refuse_many_slices(call, values, classes, f"the queries have {counted(classes, 'class')}")
     return RetrievalInputs(**vars(sets), judgements=relevance, copies_of_queries=copies, attributes=attributes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -19,6 +19,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.query_means import mean_over_queries
+from fewshot_callbacks.functional.retrieval.values import or_none
 from fewshot_callbacks.functional.statistics import Interval
 from fewshot_callbacks.settings import RequestedMetric
 from fewshot_callbacks.system.terminal import printable
@@ -81,7 +82,72 @@ class Slice(NamedTuple):
     """their share of all queries that have a value"""
 
 
-class Slices(dict[int | str, Slice]):
+@runtime_checkable
+class _Measured(Protocol):
+    """What was measured of a slice."""
+
+    @property
+    def value(self) -> float:
+        """A value; NaN if there is none."""
+
+
+AnyMeasured = TypeVar("AnyMeasured", bound=_Measured)
+
+
+class SliceTable(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
+    """Slice -> what was measured of it; `print` shows a table, the worst first.
+
+    Args:
+        slices: Slice -> what was measured of it.
+        attribute: The attribute that has the slices as its values.
+        confidence: Confidence of all intervals together.
+        lower_is_better: Whether the largest value is the worst.
+    """
+
+    def __init__(
+        self, slices: Mapping[int | str, AnyMeasured], attribute: str, confidence: float, *, lower_is_better: bool
+    ) -> None:
+        super().__init__(slices)
+        self.attribute = attribute
+        self.confidence = confidence
+        self._sign = -1 if lower_is_better else 1
+
+    @property
+    def worst(self) -> int | str:
+        """The slice with the worst value; the first of equal ones. A slice without a value is last."""
+        return self._ordered()[0]
+
+    def _ordered(self) -> list[int | str]:
+        return sorted(self, key=lambda name: (math.isnan(self[name].value), self._sign * self[name].value))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of `rows`."""
+        raise NotImplementedError
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of each slice, the worst first, for tables."""
+        raise NotImplementedError
+
+    @property
+    def explanation(self) -> str:
+        """Sentences on the table."""
+        raise NotImplementedError
+
+    def lines(self) -> list[str]:
+        """Return the lines of a table with one slice in a line, the worst first."""
+        columns = [printable(column) for column in self.columns]
+        return table(columns, [(printable(name), *cells) for name, *cells in self.rows()])
+
+    def __str__(self) -> str:
+        """Return a table with one slice in a line, the worst first."""
+        return "\n".join([*self.lines(), self.explanation])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Slices(SliceTable[Slice]):
     """Slice -> a metric of its queries; `print` shows a table, the worst first.
 
     Args:
@@ -102,19 +168,8 @@ class Slices(dict[int | str, Slice]):
     def __init__(
         self, slices: Mapping[int | str, Slice], attribute: str, requested: RequestedMetric, confidence: float
     ) -> None:
-        super().__init__(slices)
-        self.attribute = attribute
+        super().__init__(slices, attribute, confidence, lower_is_better=requested.metric.better == "lower")
         self.metric = requested.key
-        self.confidence = confidence
-        self._sign = -1 if requested.metric.better == "lower" else 1
-
-    @property
-    def worst(self) -> int | str:
-        """The slice with the worst value; the first of equal ones. A slice without a value is last."""
-        return self._ordered()[0]
-
-    def _ordered(self) -> list[int | str]:
-        return sorted(self, key=lambda name: (math.isnan(self[name].value), self._sign * self[name].value))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -125,10 +180,9 @@ class Slices(dict[int | str, Slice]):
         """Return the cells of each slice, the worst first, for tables."""
         rows: list[tuple[str, ...]] = []
         for name in self._ordered():
-            value, (low, high), queries, classes, share = self[name]
-            interval = "" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
-            number = "" if math.isnan(value) else f"{value:.4f}"
-            rows.append((str(name), number, interval, f"{queries:,}", f"{classes:,}", f"{100 * share:.1f} %"))
+            value, interval, queries, classes, share = self[name]
+            counts = (f"{queries:,}", f"{classes:,}", f"{100 * share:.1f} %")
+            rows.append((str(name), *cells_of(value, interval), *counts))
         return rows
 
     @property
@@ -139,21 +193,12 @@ class Slices(dict[int | str, Slice]):
             "than it is: judge it by the better end of its interval."
         )
 
-    def __str__(self) -> str:
-        """Return a table with one slice in a line, the worst first."""
-        columns = [printable(column) for column in self.columns]
-        rows = [(printable(name), *cells) for name, *cells in self.rows()]
-        return "\n".join([*table(columns, rows), self.explanation])
-
-    def __repr__(self) -> str:
-        return str(self)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the slices as numbers, strings, lists and dictionaries for JSON, the worst first (NaN becomes None)."""
         return {
             str(name): {
-                "value": _or_none(self[name].value),
-                "interval": [_or_none(end) for end in self[name].interval],
+                "value": or_none(self[name].value),
+                "interval": [or_none(end) for end in self[name].interval],
                 "queries": self[name].queries,
                 "classes": self[name].classes,
                 "share": self[name].share,
@@ -162,8 +207,11 @@ class Slices(dict[int | str, Slice]):
         }
 
 
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def cells_of(value: float, interval: Interval) -> tuple[str, str]:
+    """Return a value and its interval for a table; nothing in place of NaN."""
+    number = "" if math.isnan(value) else f"{value:.4f}"
+    low, high = interval
+    return number, "" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
 
 
 def slices_of(
@@ -209,12 +257,16 @@ def checked_slices(call: str, slices: Any) -> dict[str, Labels]:
     """
     if slices is None:
         return {}
+    refuse_unnamed_slices(call, slices, 'Pass slices={"camera": cameras}, with a value for each query.')
+    return {name: as_labels(values, slices_argument(name), call) for name, values in slices.items()}
+
+
+def refuse_unnamed_slices(call: str, slices: Any, fix: str) -> None:
+    """Refuse anything but a mapping with strings as keys; the message ends with the fix."""
     if not isinstance(slices, Mapping) or not all(isinstance(name, str) for name in slices):
         raise InputError(
-            f"{call}: slices is {with_article(type(slices).__name__)}, and must be a dictionary with strings as keys. Pass "
-            'slices={"camera": cameras}, with a value for each query.'
+            f"{call}: slices is {with_article(type(slices).__name__)}, and must be a dictionary with strings as keys. {fix}"
         )
-    return {name: as_labels(values, slices_argument(name), call) for name, values in slices.items()}
 
 
 def slices_argument(name: str) -> str:
@@ -237,14 +289,19 @@ def encode_slices(
     return codes, names
 
 
-def refuse_many_slices(call: str, attributes: Mapping[str, Attribute], classes: int) -> None:
-    """Refuse an attribute with so many values that their slices say nothing."""
-    for name, attribute in attributes.items():
-        slices = len(attribute.names)
+def refuse_many_slices(call: str, slices: Mapping[str, int], classes: int, fact: str) -> None:
+    """Refuse an attribute with so many values that their slices say nothing.
+
+    Args:
+        call: The public function, for messages.
+        slices: Attribute -> number of its values.
+        classes: Number of classes or identities, which are the independent units.
+        fact: How many there are, for messages.
+    """
+    for name, number in slices.items():
         most = max(FEW_SLICES, classes // CLASSES_PER_SLICE)
-        if slices > most:
+        if number > most:
             raise InputError(
-                f"{call}: {slices_argument(name)} has {counted(slices, 'value')}, and the queries have "
-                f"{counted(classes, 'class')}: of so many slices none would say anything. Pass at most {most} values: join "
-                "some, or divide numbers such as ages into bins."
+                f"{call}: {slices_argument(name)} has {counted(number, 'value')}, and {fact}: of so many slices none would "
+                f"say anything. Pass at most {most} values: join some, or divide numbers such as ages into bins."
             )

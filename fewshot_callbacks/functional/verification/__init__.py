@@ -8,6 +8,7 @@ from fewshot_callbacks.functional.verification.identification import (
 )
 from fewshot_callbacks.functional.verification.lists import TrialList, read_trials
 from fewshot_callbacks.functional.verification.scores import trial_scores
+from fewshot_callbacks.functional.verification.slices import SliceRate, SliceRates, TrialSlices
 from fewshot_callbacks.functional.verification.trials import (
     DEFAULT_TRIAL_METRICS,
     TRIAL_METRICS,
@@ -21,8 +22,11 @@ __all__ = [
     "IDENTIFICATION_METRICS",
     "TRIAL_METRICS",
     "IdentificationReport",
+    "SliceRate",
+    "SliceRates",
     "TrialList",
     "TrialReport",
+    "TrialSlices",
     "evaluate_identification",
     "evaluate_trials",
     "read_trials",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -47,6 +47,8 @@ class TrialList:
     """score of each trial, of a table of scores"""
     items: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     """the two items of each trial, of a list without scores: `Ann_0004` of LFW, `id1/a.wav` of VoxCeleb"""
+    slices: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] | None = None
+    """attribute -> its value for the first and for the second side of each trial, for `evaluate_trials`"""
 
     def __post_init__(self) -> None:
         """Compose the names of items, as `rows` composes ids.
@@ -57,6 +59,8 @@ class TrialList:
         columns = {name: getattr(self, name) for name in ("first", "second", "folds", "scores")}
         if self.items is not None:
             columns["items[0]"], columns["items[1]"] = self.items
+        for attribute, sides in (self.slices or {}).items():
+            columns |= {f"slices[{attribute!r}][{index}]": values for index, values in enumerate(sides)}
         wrong = [f"{name} has {len(of)}" for name, of in columns.items() if of is not None and len(of) != len(self)]
         if wrong:
             raise InputError(
@@ -153,12 +157,15 @@ class TrialList:
             return None if column is None else tuple(column[trial] for trial in trials)
 
         items = None if self.items is None else (rows(self.items[0]), rows(self.items[1]))
+        slices = None
+        if self.slices is not None:
+            slices = {attribute: (rows(first), rows(second)) for attribute, (first, second) in self.slices.items()}
         return TrialList(
-            rows(self.same), rows(self.first), rows(self.second), rows(self.folds), rows(self.scores), items
+            rows(self.same), rows(self.first), rows(self.second), rows(self.folds), rows(self.scores), items, slices
         )
 
 
-def read_trials(path: str | Path) -> TrialList:
+def read_trials(path: str | Path, slices: Sequence[str] = ()) -> TrialList:
     """Return the trials of a file; its lines tell which form it has.
 
     - LFW's `pairs.txt`: the first line has the number of folds and of pairs; `Ann 1 4` are two images of Ann,
@@ -172,12 +179,15 @@ def read_trials(path: str | Path) -> TrialList:
 
     Args:
         path: The file.
+        slices: Attributes that are read from a table of scores: `"age"` from its columns `first_age` and `second_age`, or
+            from one column `age`.
 
     Returns:
         The trials, for `evaluate_trials`.
 
     Raises:
-        ValueError: If there is no such file, or a line has another form; names the line.
+        ValueError: If there is no such file, it lacks the columns of an attribute, or a line has another form; names the
+            line.
 
     Examples:
         >>> import tempfile
@@ -197,13 +207,22 @@ def read_trials(path: str | Path) -> TrialList:
         raise InputError(f"{_CALL}: {error} {_FORMS}") from None
     if not lines:
         raise InputError(f"{_CALL}: {path} is empty. {_FORMS}")
-    trials = _reader_of(lines[0])(path, lines)
+    reader = _reader_of(lines[0])
+    if reader is _table:
+        trials = _table(path, lines, slices)
+    elif slices:
+        raise InputError(
+            f"{_CALL}: {path} lists items, and has no column {slices[0]!r}. Leave out slices=, and pass evaluate_trials the "
+            "values of the items; fewshot trials reads them from the file of the embeddings."
+        )
+    else:
+        trials = reader(path, lines)
     if not trials.same:
         raise InputError(f"{_CALL}: {path} holds no trial below its first line. {_FORMS}")
     return trials
 
 
-def _reader_of(first: Line) -> Callable[[Path, list[Line]], TrialList]:
+def _reader_of(first: Line) -> Callable[..., TrialList]:
     """Return the reader of a list, by the form of its first line."""
     if "," in first.text or _separator(first) is not None:
         return _table
@@ -236,7 +255,7 @@ def _refuse(path: Path, line: Line, reason: str = "") -> NoReturn:
     )
 
 
-def _table(path: Path, lines: list[Line]) -> TrialList:
+def _table(path: Path, lines: list[Line], slices: Sequence[str] = ()) -> TrialList:
     """Return the trials of a table of scores."""
     heading, *rows = lines
     separator = _separator(heading) or ","
@@ -245,6 +264,8 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
         raise InputError(
             f"{_CALL}: the first line of {path} names {', '.join(names)}. Name each column once, score and same among them."
         )
+    columns_of_slices = {attribute: _columns_of_sides(path, names, attribute) for attribute in slices}
+    read = {"first", "second", "fold"}.union(*columns_of_slices.values()) & set(names)
     scores: list[float] = []
     same: list[bool] = []
     optional: dict[str, list[str]] = {}
@@ -259,10 +280,25 @@ def _table(path: Path, lines: list[Line]) -> TrialList:
         cells = dict(zip(names, row, strict=False))
         scores.append(_score(path, line, cells["score"]))
         same.append(_is_same(path, line, cells["same"]))
-        for name in {"first", "second", "fold"} & set(names):
+        for name in read:
             optional.setdefault(name, []).append(cells[name])
-    first, second, folds = (tuple(optional[name]) if name in optional else None for name in ("first", "second", "fold"))
-    return TrialList(tuple(same), first, second, folds, scores=tuple(scores))
+    columns = {name: tuple(cells) for name, cells in optional.items()}
+    sides = {name: (columns[first], columns[second]) for name, (first, second) in columns_of_slices.items() if columns}
+    first, second, folds = (columns.get(name) for name in ("first", "second", "fold"))
+    return TrialList(tuple(same), first, second, folds, scores=tuple(scores), slices=sides or None)
+
+
+def _columns_of_sides(path: Path, names: Sequence[str], attribute: str) -> tuple[str, str]:
+    """Return the columns that have an attribute of both sides: one for each, or a single one for both."""
+    columns = (f"first_{attribute}", f"second_{attribute}")
+    if set(columns) <= set(names):
+        return columns
+    if attribute in names:
+        return attribute, attribute
+    raise InputError(
+        f"{_CALL}: {path} has the columns {', '.join(names)}, but neither {columns[0]} and {columns[1]} nor {attribute}. "
+        "Pass slices= with attributes that it has, or add their columns."
+    )
 
 
 def _score(path: Path, line: Line, cell: str) -> float:

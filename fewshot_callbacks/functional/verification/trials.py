@@ -23,15 +23,18 @@ from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.registry import requested_metrics
 from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_quantile
-from fewshot_callbacks.functional.verification.by_identity import Identities
+from fewshot_callbacks.functional.verification.by_identity import FEWEST_MISTAKES, Identities
 from fewshot_callbacks.functional.verification.curve import Curve, best_threshold
+from fewshot_callbacks.functional.verification.slices import (
+    TrialAttribute,
+    TrialSlices,
+    read_slices,
+    slices_of_trials,
+)
 from fewshot_callbacks.settings import Metric, RequestedMetric
 from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "evaluate_trials"
-# False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %
-# of the truths, with 2 of them 77 to 88 % (`benchmarks/trials.py --coverage`).
-FEWEST_MISTAKES = 10
 # Largest size of a score. There are no bins if the difference of two scores overflows.
 LARGEST = 1e300
 
@@ -45,6 +48,8 @@ class _TrialInputs:
     match_cost: float
     folds: dict[int | str, Bool[np.ndarray, "trials"]]
     """name -> whether each trial, in the order of the curve, is in this fold"""
+    attributes: dict[str, TrialAttribute]
+    """attribute -> the slice of each trial, in the order of the curve"""
 
 
 class _Value(NamedTuple):
@@ -191,6 +196,8 @@ class TrialReport(Values):
     """standard error of `accuracy`, over the folds; NaN without folds"""
     notes: tuple[str, ...]
     """what a reader of the numbers should know"""
+    slices: dict[str, dict[str, TrialSlices]]
+    """attribute -> metric -> the error rates of its slices, for each metric with a threshold; `of_slices` has them"""
     pair_counts: PairCounts = field(compare=False, repr=False)
     """trials of both kinds at a few hundred thresholds and in bins of their score, for plots"""
 
@@ -202,6 +209,56 @@ class TrialReport(Values):
     def __repr__(self) -> str:
         return str(self)
 
+    def of_slices(self, attribute: str, metric: str | None = None) -> TrialSlices:
+        """Return both error rates of each slice, at the threshold of a metric of all trials.
+
+        A slice has the trials whose sides have one value of the attribute; trials whose sides have two values are the slice
+        "across". The intervals of a rate in all slices together have the confidence of the report (Bonferroni). They take
+        the threshold as given, and need identities.
+
+        Args:
+            attribute: A key of the `slices` that were passed to `evaluate_trials`.
+            metric: A metric with a threshold; by default the first of this report.
+
+        Returns:
+            `false_non_match_rate` and `false_match_rate`, each slice -> value, interval, mistakes and number of trials.
+            `print` shows a table of each, the worst slice first.
+
+        Raises:
+            ValueError: If the report has no such attribute, or no such metric with a threshold.
+
+        Examples:
+            >>> scores = [0.9, 0.8, 0.3, 0.7, 0.2, 0.6, 0.1, 0.1]
+            >>> ages = (["old", "young"] * 4, ["old"] * 7 + ["young"])
+            >>> report = evaluate_trials(scores, [1, 0, 1, 0, 1, 0, 0, 0], slices={"age": ages})
+            >>> print(report.of_slices("age", "tar@far0.01"))  # doctest: +ELLIPSIS
+            At 0.9000, the threshold of tar@far0.01, FNMR of all trials is 0.6667 and FMR 0.0000.
+              age    FNMR  interval  rejected  targets  identities
+              old  0.6667                   2        3           0
+            young                           0        0           0
+               age     FMR  interval  accepted  non-targets  identities
+               old  0.0000                   0            1           0
+             young  0.0000                   0            1           0
+            across  0.0000                   0            3           0
+            All intervals of a rate together have 95 % confidence. The worst of several slices looks worse than it is...
+        """
+        call = "TrialReport.of_slices"
+        if attribute not in self.slices:
+            known = ", ".join(map(repr, self.slices)) or "none"
+            raise InputError(
+                f"{call}: the report has no attribute {attribute!r}; it has {known}. Evaluate with "
+                f"slices={{{attribute!r}: values}}."
+            )
+        of_metrics = self.slices[attribute]
+        if metric is None and of_metrics:
+            metric = next(iter(of_metrics))
+        if metric not in of_metrics:
+            raise InputError(
+                f"{call}: slices need a metric with a threshold, and the report has {', '.join(of_metrics) or 'none'}"
+                f"{'' if metric is None else f', not {metric!r}'}. Evaluate with another of metrics, such as 'tar@far0.01'."
+            )
+        return of_metrics[metric]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
         return self.tables() | {
@@ -211,6 +268,10 @@ class TrialReport(Values):
             },
             "accuracy_error": or_none(self.accuracy_error),
             **{name: getattr(self, name) for name in ("trials", "same", "different", "identities")},
+            "slices": {
+                attribute: {metric: slices.to_dict() for metric, slices in of_metrics.items()}
+                for attribute, of_metrics in self.slices.items()
+            },
             "notes": list(self.notes),
         }
 
@@ -223,6 +284,7 @@ def evaluate_trials(
     first: Any | None = None,
     second: Any | None = None,
     folds: Any | None = None,
+    slices: Mapping[str, Any] | Any | None = None,
     metrics: Sequence[str] | None = None,
     miss_cost: Any = 1.0,
     false_match_cost: Any = 1.0,
@@ -250,6 +312,9 @@ def evaluate_trials(
         first: (trials,) identity of the first side, integers or strings; with `second`, for intervals.
         second: (trials,) identity of the second side.
         folds: (trials,) number or name of the fold of each trial, for `accuracy`.
+        slices: Attribute -> its values, integers or strings: a pair such as `{"age": (ages_of_first, ages_of_second)}`, with
+            a value for each side of each trial, or one value for each trial. `of_slices` of the report has the error rates
+            of each value. An attribute has at most 30 values, or a tenth as many as there are identities.
         metrics: What is reported, by key; by default `DEFAULT_TRIAL_METRICS`, and with folds the accuracy.
         miss_cost: Cost of a rejected target trial, for `min_dcf`.
         false_match_cost: Cost of an accepted non-target trial, for `min_dcf`.
@@ -261,7 +326,7 @@ def evaluate_trials(
 
     Raises:
         ValueError: If lengths or types do not fit, scores hold NaN or Inf, all trials are of one kind, those of a fold are
-            of one kind, `same` and the identities disagree, or there is no such metric.
+            of one kind, `same` and the identities disagree, there is no such metric, or an attribute has too many values.
 
     Examples:
         >>> report = evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], folds=[0, 1, 2, 0, 1, 2])
@@ -278,7 +343,9 @@ def evaluate_trials(
     order = np.argsort(values)  # the only sort: the order of equal scores changes no count
     curve = Curve(values[order], kinds[order])
     masks_of_folds = {} if fold_labels is None else _folds(fold_labels, order, curve.same)
-    trials = _TrialInputs(curve, miss_cost, false_match_cost, masks_of_folds)
+    attributes = read_slices(_CALL, slices, len(values), 0 if people is None else people.count)
+    attributes = {name: attribute.in_order(order) for name, attribute in attributes.items()}
+    trials = _TrialInputs(curve, miss_cost, false_match_cost, masks_of_folds, attributes)
     if people is not None:
         people = replace(people, first=people.first[order], second=people.second[order], same=curve.same)
     return _report(requested, trials, people, confidence)
@@ -315,11 +382,10 @@ def _report(
         if people is not None:
             intervals[request.key] = _interval(people, curve, value, request, confidence)
     of_folds = dict(values_of_metrics["accuracy"].folds) if "accuracy" in values_of_metrics else {}
+    thresholds = {key: value.threshold for key, value in values_of_metrics.items() if not math.isnan(value.threshold)}
     return TrialReport(
         values={key: value.value for key, value in values_of_metrics.items()},
-        thresholds={
-            key: value.threshold for key, value in values_of_metrics.items() if not math.isnan(value.threshold)
-        },
+        thresholds=thresholds,
         intervals=intervals,
         confidence=confidence,
         trials=len(curve.scores),
@@ -329,6 +395,10 @@ def _report(
         folds=of_folds,
         accuracy_error=_standard_error([accuracy for accuracy, _ in of_folds.values()]),
         notes=_notes(requested, curve, [key for key in intervals if values_of_metrics[key].weights is None]),
+        slices={
+            name: slices_of_trials(name, attribute, curve, people, thresholds, confidence)
+            for name, attribute in trials.attributes.items()
+        },
         pair_counts=curve.counts(),
     )
 

@@ -141,3 +141,20 @@ def test_names_with_combining_marks_are_found_in_either_form(tmp_path, in_list, 
 def test_fields_of_other_lengths_are_refused_where_the_list_is_made(fields, facts):
     with refused(ValueError, "same", 1, *facts):
         TrialList(same=(True,), **fields)
+
+
+AGES = "score,same,first_age,second_age,sensor,note\n0.9,1,old,young,a,x\n0.2,0,old,old,b,y\n"
+
+
+def test_columns_of_a_table_are_slices(tmp_path):
+    (tmp_path / "trials.csv").write_text(AGES)
+    found = read_trials(tmp_path / "trials.csv", ("age", "sensor"))
+    assert found.slices == {"age": (("old", "old"), ("young", "old")), "sensor": (("a", "b"), ("a", "b"))}
+    assert found.chosen([1]).slices == {"age": (("old",), ("old",)), "sensor": (("b",), ("b",))}
+    assert read_trials(tmp_path / "trials.csv").slices is None
+    (tmp_path / "trials.txt").write_text(VOXCELEB)
+    for name, fact in (("trials.csv", "first_light"), ("trials.txt", "items")):
+        with refused(ValueError, "read_trials", name, "light", "slices", fact):
+            read_trials(tmp_path / name, ["light"])
+    with refused(ValueError, "TrialList", "slices['age'][1]", "2 trials"):
+        TrialList(same=(True, False), slices={"age": (("a", "b"), ("a",))})

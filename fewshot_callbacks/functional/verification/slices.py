@@ -1,0 +1,286 @@
+"""Slices of trials: the trials whose sides have one value of an attribute, such as one age group.
+
+The threshold is that of all trials, as in a system that treats everyone alike. At this threshold each slice has its share of
+target trials that are rejected, FNMR, and its share of non-target trials that are accepted, FMR. Trials whose sides have two
+values are a slice of their own. As in `retrieval/slices.py`, the intervals of all slices have a confidence together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._equality import equal_with_nan
+from fewshot_callbacks.functional._labels import encode, read_labels
+from fewshot_callbacks.functional.retrieval.slices import (
+    SliceTable,
+    cells_of,
+    confidence_of_each,
+    refuse_many_slices,
+    refuse_unnamed_slices,
+    slices_argument,
+)
+from fewshot_callbacks.functional.retrieval.values import or_none
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
+from fewshot_callbacks.functional.verification.by_identity import Identities
+from fewshot_callbacks.functional.verification.curve import Curve
+from fewshot_callbacks.system.words import counted
+
+# The slice of trials whose sides have two values.
+ACROSS = "across"
+_BOTH_SIDES = 'Pass slices={"age": (ages_of_first_sides, ages_of_second_sides)}, or one value for each trial.'
+
+
+class SliceRate(NamedTuple):
+    """An error rate of the trials of a slice.
+
+    Examples:
+        >>> SliceRate(0.25, Interval(0.125, 0.5), 10, 40, 8).mistakes
+        10
+    """
+
+    value: float
+    """share of the trials that are decided wrongly; NaN without trials"""
+    interval: Interval
+    """its interval; those of all slices together have the confidence of the report"""
+    mistakes: int
+    """number of trials that are decided wrongly"""
+    trials: int
+    """number of trials"""
+    identities: int
+    """number of their identities, which are the independent units of the interval; 0 where they were not given"""
+
+
+class SliceRates(SliceTable[SliceRate]):
+    """Slice -> an error rate of its trials; `print` shows a table, the worst first.
+
+    Args:
+        slices: Slice -> the error rate of its trials.
+        attribute: The attribute that has the slices as its values.
+        rate: "FNMR" or "FMR".
+        overall: The rate of all trials.
+        confidence: Confidence of all intervals together.
+
+    Examples:
+        >>> young = SliceRate(0.25, Interval(0.125, 0.5), 10, 40, 8)
+        >>> old = SliceRate(0.5, Interval(0.25, 0.75), 20, 40, 8)
+        >>> SliceRates({"young": young, "old": old}, "age", "FMR", 0.375, 0.95).worst
+        'old'
+    """
+
+    def __init__(
+        self, slices: Mapping[int | str, SliceRate], attribute: str, rate: str, overall: float, confidence: float
+    ) -> None:
+        super().__init__(slices, attribute, confidence, lower_is_better=True)
+        self.rate = rate
+        self.overall = overall
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of `rows`."""
+        counts = ("rejected", "targets") if self.rate == "FNMR" else ("accepted", "non-targets")
+        return self.attribute, self.rate, "interval", *counts, "identities"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of each slice, the worst first, for tables."""
+        rows: list[tuple[str, ...]] = []
+        for name in self._ordered():
+            value, interval, *counts = self[name]
+            rows.append((str(name), *cells_of(value, interval), *(f"{count:,}" for count in counts)))
+        return rows
+
+    @property
+    def explanation(self) -> str:
+        """Sentences on the table."""
+        return (
+            f"All intervals of a rate together have {100 * self.confidence:g} % confidence. The worst of several slices "
+            f"looks worse than it is: judge it by the lower end of its interval."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the slices as numbers, strings, lists and dictionaries for JSON, the worst first (NaN becomes None)."""
+        return {
+            str(name): self[name]._asdict()
+            | {"value": or_none(self[name].value), "interval": [or_none(end) for end in self[name].interval]}
+            for name in self._ordered()
+        }
+
+
+@equal_with_nan
+@dataclass(frozen=True)
+class TrialSlices:
+    """Both error rates of each slice of an attribute, at one threshold; `print` shows a table of each.
+
+    Examples:
+        >>> from fewshot_callbacks import evaluate_trials
+        >>> report = evaluate_trials([0.9, 0.3, 0.8, 0.2], [1, 0, 1, 0], slices={"sensor": ["a", "a", "b", "b"]})
+        >>> report.of_slices("sensor", "tar@far0.01").false_match_rate["a"].value
+        0.0
+    """
+
+    metric: str
+    """key of the metric that has the threshold"""
+    threshold: float
+    """the score from which a trial is accepted, whatever its slice"""
+    false_non_match_rate: SliceRates
+    """slice -> its FNMR"""
+    false_match_rate: SliceRates
+    """slice -> its FMR"""
+
+    @property
+    def heading(self) -> str:
+        """A sentence on the threshold."""
+        return (
+            f"At {self.threshold:.4f}, the threshold of {self.metric}, FNMR of all trials is "
+            f"{self.false_non_match_rate.overall:.4f} and FMR {self.false_match_rate.overall:.4f}."
+        )
+
+    def __str__(self) -> str:
+        """Return a table of each rate, the worst slice first."""
+        tables = [*self.false_non_match_rate.lines(), *self.false_match_rate.lines()]
+        return "\n".join([self.heading, *tables, self.false_match_rate.explanation])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the slices as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
+        return {
+            "threshold": or_none(self.threshold),
+            "overall": {
+                "false_non_match_rate": self.false_non_match_rate.overall,
+                "false_match_rate": self.false_match_rate.overall,
+            },
+            "false_non_match_rate": self.false_non_match_rate.to_dict(),
+            "false_match_rate": self.false_match_rate.to_dict(),
+        }
+
+
+class _TrialsOfKind(NamedTuple):
+    """The trials of one kind in a slice."""
+
+    mask: Bool[np.ndarray, "trials"]
+    """whether each trial is in it"""
+    people: Identities | None
+    """their identities; None if they were not given"""
+
+    def rate(self, is_wrong: Bool[np.ndarray, "trials"], confidence: float) -> SliceRate:
+        """Return the share of these trials that are decided wrongly."""
+        wrong = is_wrong[self.mask]
+        trials = len(wrong)
+        mistakes = int(np.count_nonzero(wrong))
+        identities = 0 if self.people is None else self.people.count
+        if not trials:
+            return SliceRate(math.nan, UNKNOWN, 0, 0, identities)
+        value = mistakes / trials
+        interval = UNKNOWN
+        if self.people is not None:
+            # All of these trials are of one kind, whose mean is the rate.
+            interval = self.people.interval(value, wrong.astype(np.float64), (1.0, 1.0), 1.0, confidence)
+        return SliceRate(value, interval, mistakes, trials, identities)
+
+
+class TrialAttribute(NamedTuple):
+    """The slice of each trial."""
+
+    codes: Int[np.ndarray, "trials"]
+    """index of its slice among `names`; -1 if its sides have two values"""
+    names: tuple[int | str, ...]
+    """the slices, ascending"""
+
+    def in_order(self, order: Int[np.ndarray, "trials"]) -> TrialAttribute:
+        """Return the attribute of the trials in this order."""
+        return TrialAttribute(self.codes[order], self.names)
+
+    def parts(self, kind: Bool[np.ndarray, "trials"], people: Identities | None) -> dict[int | str, _TrialsOfKind]:
+        """Return the trials of a kind in each slice. `ACROSS` is a slice if it has any."""
+        masks: dict[int | str, Bool[np.ndarray, "trials"]] = {
+            name: kind & (self.codes == code) for code, name in enumerate(self.names)
+        }
+        is_across = kind & (self.codes < 0)
+        if is_across.any():
+            masks[ACROSS] = is_across
+        return {
+            name: _TrialsOfKind(mask, None if people is None else people.chosen(mask)) for name, mask in masks.items()
+        }
+
+
+def slices_of_trials(
+    name: str,
+    attribute: TrialAttribute,
+    curve: Curve,
+    people: Identities | None,
+    thresholds: Mapping[str, float],
+    confidence: float,
+) -> dict[str, TrialSlices]:
+    """Return metric -> both error rates of each slice of an attribute, at the threshold of the metric.
+
+    Args:
+        name: The attribute.
+        attribute: The slice of each trial, in the order of the curve.
+        curve: The trials.
+        people: The identities of both sides, in this order; None if they were not given.
+        thresholds: Metric -> its threshold.
+        confidence: Confidence of all intervals of a rate together.
+    """
+    kinds = {"FNMR": curve.same, "FMR": ~curve.same}
+    parts_of_rate = {rate: attribute.parts(kind, people) for rate, kind in kinds.items()}
+    slices = {}
+    for metric, threshold in thresholds.items():
+        is_wrong = (curve.scores >= threshold) != curve.same
+        rates = {}
+        for rate, parts in parts_of_rate.items():
+            level = confidence_of_each(confidence, sum(bool(part.mask.any()) for part in parts.values()))
+            of_slices = {slice_name: part.rate(is_wrong, level) for slice_name, part in parts.items()}
+            wrong = is_wrong[kinds[rate]]
+            rates[rate] = SliceRates(of_slices, name, rate, int(np.count_nonzero(wrong)) / len(wrong), confidence)
+        slices[metric] = TrialSlices(metric, threshold, rates["FNMR"], rates["FMR"])
+    return slices
+
+
+def read_slices(call: str, slices: Any, trials: int, identities: int) -> dict[str, TrialAttribute]:
+    """Return the slice of each trial, by attribute.
+
+    Args:
+        call: The public function, for messages.
+        slices: Attribute -> one value for each trial, or a pair: the values of the first sides, and of the second sides.
+        trials: Number of trials.
+        identities: Number of identities; 0 where they were not given.
+
+    Raises:
+        ValueError: If this is not a mapping of strings, values are neither integers nor strings or not as many as trials, a
+            value is called `ACROSS`, or there are too many values.
+    """
+    if slices is None:
+        return {}
+    refuse_unnamed_slices(call, slices, _BOTH_SIDES)
+    attributes = {name: _read_attribute(call, name, values, trials) for name, values in slices.items()}
+    values_of = {name: len(attribute.names) for name, attribute in attributes.items()}
+    fact = f"the trials have {counted(identities, 'identity')}" if identities else "the identities are not known"
+    refuse_many_slices(call, values_of, identities, fact)
+    return attributes
+
+
+def _read_attribute(call: str, name: str, values: Any, trials: int) -> TrialAttribute:
+    """Return the slice of each trial."""
+    argument = slices_argument(name)
+    sides = {argument: values}
+    if isinstance(values, tuple | list) and len(values) == 2 and np.ndim(values[0]):
+        sides = {f"{argument}[{side}]": values[side] for side in (0, 1)}
+    labels = {side: read_labels(of_side, trials, side, "scores", call) for side, of_side in sides.items()}
+    codes, labels_of_codes = encode(call, labels)
+    present, numbers = np.unique(np.stack([of_side.numpy() for of_side in codes]), return_inverse=True)
+    names = present.tolist() if labels_of_codes is None else [labels_of_codes[code] for code in present.tolist()]
+    if ACROSS in names:
+        raise InputError(
+            f"{call}: {argument} has the value {ACROSS!r}, which is what trials whose sides have two values are called. "
+            "Give the value another name."
+        )
+    of_sides = numbers.reshape(len(sides), trials)
+    return TrialAttribute(np.where(of_sides[0] == of_sides[-1], of_sides[0], -1), tuple(names))
