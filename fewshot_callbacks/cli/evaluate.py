@@ -41,14 +41,13 @@ from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     Relevance,
     RetrievalReport,
-    SliceGains,
     compare_reports,
-    compare_slices,
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.gate import Requirement, read_requirement
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of, several
+from fewshot_callbacks.functional.retrieval.slice_gains import compare_all_slices
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import note, printable
@@ -233,7 +232,7 @@ def print_both(
     if first.j is not None and second.j is not None:
         # J has no interval, so its difference has none either.
         differences[DISCRIMINANT_RATIO] = Difference(first.j, second.j, UNKNOWN)
-    slice_gains = _slice_gains(first.report, second.report)
+    slice_gains = compare_all_slices(first.report, second.report)
     if as_json:
         both = {"first": first.to_dict(per_class=per_class), "second": second.to_dict(per_class=per_class)}
         both["differences"] = differences_as_dict(differences)
@@ -250,12 +249,6 @@ def print_both(
     for file, result in zip(files, (first, second), strict=True):
         for message in result.report.messages:
             console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))
-
-
-def _slice_gains(first: RetrievalReport, second: RetrievalReport) -> list[SliceGains]:
-    """Return the gains in the slices of each attribute of the first report, of the first metric that both have for them."""
-    metrics = [key for key in first.sliced_metrics() if key in second.sliced_metrics()]
-    return [compare_slices(first, second, attribute, metrics[0]) for attribute in first.slices] if metrics else []
 
 
 def _requirements_of(options: Evaluate, settings: RetrievalSettings) -> list[Requirement]:

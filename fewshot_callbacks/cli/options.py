@@ -139,6 +139,8 @@ class Report:
             are beyond chance.
         train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both.
         train_images: The same as --images for that split.
+        slices: Arrays with an attribute of each row, such as camera: shows the first metric for the queries of each camera,
+            the worst first.
     """
 
     file: Path
@@ -149,6 +151,7 @@ class Report:
     against: Path | None = None
     train: Path | None = None
     train_images: Path | None = None
+    slices: Sequence[str] | None = None
     # The searches of a report have the `memory_mb` of its evaluation.
     report: ReportDefaults = field(default=ReportDefaults(), metadata={"hides": {"memory_mb"}})
     # A report shows single queries.

@@ -19,6 +19,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.query_means import mean_over_queries
+from fewshot_callbacks.functional.retrieval.values import or_none
 from fewshot_callbacks.functional.statistics import Interval
 from fewshot_callbacks.settings import RequestedMetric
 from fewshot_callbacks.system.terminal import printable
@@ -152,18 +153,14 @@ class Slices(dict[int | str, Slice]):
         """Return the slices as numbers, strings, lists and dictionaries for JSON, the worst first (NaN becomes None)."""
         return {
             str(name): {
-                "value": _or_none(self[name].value),
-                "interval": [_or_none(end) for end in self[name].interval],
+                "value": or_none(self[name].value),
+                "interval": [or_none(end) for end in self[name].interval],
                 "queries": self[name].queries,
                 "classes": self[name].classes,
                 "share": self[name].share,
             }
             for name in self._ordered()
         }
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def slices_of(
