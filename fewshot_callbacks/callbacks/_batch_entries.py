@@ -12,6 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._conduct import UsageError, describe, without_owner
 from fewshot_callbacks.callbacks.embedding_source import FUNCTION, Entry
 from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._reading import as_list
 from fewshot_callbacks.metrics.item_batch import read_ids
 from fewshot_callbacks.system.words import counted
 
@@ -62,13 +63,13 @@ def read_names(
     columns = [read_entry(argument, entry, outputs, batch, owner) for entry in entry_list]
     values = columns[0]
     if len(columns) > 1:
-        lists = [_as_list(column) for column in columns]
+        lists = [as_list(column) for column in columns]
         lengths = [len(column) for column in lists]
         if len(set(lengths)) > 1:
             raise UsageError(f"{owner}: the entries {entry_list} of {argument} have {lengths} values. One each.")
         values = [repr(row) for row in zip(*lists, strict=True)]
     if views > 1 and hasattr(values, "__len__") and len(values) * views == items:
-        names = [str(name) for name in _as_list(values)]
+        names = [str(name) for name in as_list(values)]
         values = names * views
         if argument == "ids":
             values = [f"{name}, view {view}" for view in range(views) for name in names]
@@ -79,11 +80,6 @@ def read_names(
             f"{owner}: {argument} gave {describe(values)}; expected an integer or a word for each of the {items} "
             f"embeddings. {without_owner(error, owner)}"
         ) from error
-
-
-def _as_list(column: Any) -> list[Any]:
-    """Return the values of a tensor or an array as Python's numbers, those of another sequence as they are."""
-    return column.tolist() if isinstance(column, Tensor | np.ndarray) else list(column)
 
 
 def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str, hint: str = "") -> Any:
@@ -125,7 +121,7 @@ def entry_of_labels(batch: Any, ids: Any = None) -> Any:
     candidates = [name for name, values in entries.items() if name != ids and _are_words_or_integers(values)]
     named = [name for name in candidates if str(name).lower() in LABEL_NAMES]
     # Values that all differ name items.
-    repeated = [name for name in candidates if len(set(_as_list(entries[name]))) < len(entries[name])]
+    repeated = [name for name in candidates if len(set(as_list(entries[name]))) < len(entries[name])]
     return next(iter([*named, *repeated]), fallback)
 
 

@@ -299,6 +299,10 @@ class CollectingMonitor(EvaluationMonitor):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the sets, before checkpoints and early stopping read the values. *Collective*."""
         errors = self._own_errors | self._collection.failures(self._member)
+        if trainer.sanity_checking:
+            # A mistake ends the run here, rather than that every validation lacks an attribute.
+            for (loader, _), error in self._collection.failures_of_attributes(self._member).items():
+                errors.setdefault(loader, error)
         # Loaders that only other monitors read only concern them.
         failures = {loader: error for loader, error in errors.items() if loader in self._loaders_read}
         try:

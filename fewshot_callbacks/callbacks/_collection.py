@@ -26,7 +26,15 @@ from fewshot_callbacks.callbacks._embedding_reader import EmbeddingReader
 from fewshot_callbacks.callbacks._evaluation import step_of
 from fewshot_callbacks.callbacks._label_reader import LabelReader
 from fewshot_callbacks.callbacks._side_items import SideItems
-from fewshot_callbacks.callbacks._sides import FLAG, Column, LabelledEmbeddings, Side, directions_of, read_two_encoders
+from fewshot_callbacks.callbacks._sides import (
+    FLAG,
+    SLICES,
+    Column,
+    LabelledEmbeddings,
+    Side,
+    directions_of,
+    read_two_encoders,
+)
 from fewshot_callbacks.callbacks.embedding_source import EmbeddingSource, Entry
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.errors import InputError
@@ -98,6 +106,8 @@ class _Errors:
     """loader -> error of the members that need labels"""
     by_column: dict[tuple[int, Column], Exception] = field(default_factory=dict)
     """(loader, column) -> error of the members that ask for the column; it is not read any more"""
+    by_attribute: dict[tuple[int, Column], Exception] = field(default_factory=dict)
+    """the same for slices that earlier batches had; a validation is measured without them"""
 
 
 class Dealing(NamedTuple):
@@ -355,7 +365,8 @@ class Collection:
         store = self._items.store(side)
         for column in dict.fromkeys(column for member in members for column in member.columns):
             names_loader = column.argument == FLAG and column.entry in self.dataloaders
-            if names_loader or (side.loader, column) in self._errors.by_column:
+            place = (side.loader, column)
+            if names_loader or place in self._errors.by_column or place in self._errors.by_attribute:
                 continue
             owner = _owners(member for member in self._members if column in member.columns)
             try:
@@ -363,7 +374,11 @@ class Collection:
                 refuse_another_form(owner, store.forms.get(column, ""), values, column.argument)
                 columns[column] = values
             except Exception as error:
-                self._errors.by_column[side.loader, column] = error
+                # What the first batch lacks is a mistake in the settings. Later ones may have a missing value.
+                if column.argument == SLICES and column in store.forms:
+                    self._errors.by_attribute[place] = error
+                else:
+                    self._errors.by_column[place] = error
         store.add(ItemBatch(embeddings, labels, columns))
 
     def _read_column(self, column: Column, owner: str, outputs: Any, batch: Any, items: int) -> Labels:
@@ -386,6 +401,10 @@ class Collection:
             if self.labels.target_error is not None and not member.takes_targets:
                 failures |= dict.fromkeys(self._has_labels, self.labels.target_error)
         return failures | self._errors.by_loader
+
+    def failures_of_attributes(self, member: Member) -> dict[tuple[int, Column], Exception]:
+        """Return loader and column -> why a batch of this process has no slices, although earlier batches had some."""
+        return {place: error for place, error in self._errors.by_attribute.items() if place[1] in member.columns}
 
     # --------------------------------------------------------------------------------------------- the end of a validation
 

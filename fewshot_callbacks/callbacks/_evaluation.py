@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks._watched_keys import Better, look_for_misspelt_keys, look_for_wrong_modes
@@ -23,6 +23,7 @@ from fewshot_callbacks.trainer.loaders import evaluation_loaders
 from fewshot_callbacks.trainer.logs import log_synced_values, logged_names
 
 Loaders = int | str | Sequence[int | str]
+Key = TypeVar("Key")
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -166,17 +167,17 @@ def portable(error: Exception) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def gather_errors(errors: Mapping[int, Exception]) -> dict[int, Exception]:
-    """Return loader -> the error of the lowest rank that has one, the same on all ranks. *Collective*.
+def gather_errors(errors: Mapping[Key, Exception]) -> dict[Key, Exception]:
+    """Return loader or other key -> the error of the lowest rank that has one, the same on all ranks. *Collective*.
 
     All ranks must know of an error before anything is measured: a rank that has failed would not take part, and the
     others would wait for it.
 
     Args:
-        errors: Those of this rank, by loader.
+        errors: The errors of this rank, by loader or by another key.
     """
-    by_rank = gather_objects({loader: portable(error) for loader, error in errors.items()})
-    failed: dict[int, Exception] = {}
+    by_rank = gather_objects({key: portable(error) for key, error in errors.items()})
+    failed: dict[Key, Exception] = {}
     for errors_of_rank in reversed(by_rank):
         failed |= errors_of_rank
     return failed

@@ -23,6 +23,8 @@ LabelledEmbeddings = tuple[Tensor, Labels]
 
 # `gallery` names a loader or a flag. Which one is known once there are loaders.
 FLAG = "gallery"
+# The argument of attributes.
+SLICES = "slices"
 
 
 class Column(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any, Unpack
 from fewshot_callbacks.callbacks._collecting import CollectingMonitor
 from fewshot_callbacks.callbacks._collection import Batch
 from fewshot_callbacks.callbacks._conduct import UsageError, evaluation_progress, print_beside_bar
-from fewshot_callbacks.callbacks._evaluation import Loaders, stage_of
+from fewshot_callbacks.callbacks._evaluation import Loaders, gather_errors, stage_of
 from fewshot_callbacks.callbacks._gains import CHECKPOINT_ENTRY, Compare, Gains, names_of_gain, values_of_gain
-from fewshot_callbacks.callbacks._sides import Column, MeasuredSet, Side
+from fewshot_callbacks.callbacks._sides import SLICES, Column, MeasuredSet, Side
 from fewshot_callbacks.callbacks._viewers import Viewer, show_set
 from fewshot_callbacks.callbacks._watched_keys import Better, watchers
 from fewshot_callbacks.callbacks.embedding_source import (
@@ -38,6 +38,7 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.settings import from_keywords, request_of, several, without_classes
+from fewshot_callbacks.functional.retrieval.slices import SlicesError
 from fewshot_callbacks.settings import NoFile, RetrievalOptions, plain_list, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
@@ -97,7 +98,7 @@ def _columns_of_slices(slices: Any) -> dict[str, Column]:
             f"RetrievalMonitor(slices={slices!r}): an attribute needs a name. Pass names of entries, such as ('camera',), "
             "or {'camera': 2} for a position in the batch."
         )
-    return {name: Column("slices", entry) for name, entry in entries.items()}
+    return {name: Column(SLICES, entry) for name, entry in entries.items()}
 
 
 def _sliced_metric(metrics: Sequence[RequestedMetric]) -> RequestedMetric:
@@ -172,7 +173,8 @@ class RetrievalMonitor(CollectingMonitor):
         slices: Entries of the step's output or of the batch, such as `("camera", "light")`, each an attribute with an
             integer or a word for each item; or attribute -> entry, such as `{"camera": 2}` for a position in the batch. They
             make the `slices` of `evaluate_retrieval`. The first of `metrics` that has a value for each query is logged for
-            the worst slice, as `val/mAP_worst_camera`. `report.of_slices("camera")` has all slices.
+            the worst slice, as `val/mAP_worst_camera`. `report.of_slices("camera")` has all slices. An attribute with too
+            many values, or without values in some batch, is left out with a warning, and its worst value is NaN.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
         dims: Numbers of dimensions, such as `(64, 256)`: the first of `metrics`, and `recall@1` if it is one of them, are
@@ -340,16 +342,10 @@ class RetrievalMonitor(CollectingMonitor):
         """Evaluate a set, and return the values that are logged. *Collective*."""
         name = measured_set.direction + measured_set.suffix
         arguments = self._arguments(trainer, measured_set.sides)
-        with (
-            evaluation_progress(trainer, f"Retrieval of {set_name}") as progress,
-            named(self._policy.owner, "evaluate_retrieval"),
-        ):
-            report = evaluate_retrieval(**arguments, progress=progress, **self._settings.arguments())
-        values = report.metrics()
-        for attribute in self._slices:
-            sliced = _sliced_metric(self._metrics())
-            slices = report.of_slices(attribute, sliced.key)
-            values[_name_of_worst(sliced, attribute)] = slices[slices.worst].value
+        self._leave_out_unread(set_name, measured_set, arguments["slices"])
+        with evaluation_progress(trainer, f"Retrieval of {set_name}") as progress:
+            report = self._evaluated(set_name, measured_set, arguments, progress)
+        values = report.metrics() | self._worst_values(report)
         # Only validations of a training are compared with each other. A saved report is compared with any evaluation.
         if self._gains is not None and (trainer.state.fn == "fit" or not self._gains.is_of_training):
             gain = self._gain(trainer, self._gains, name, set_name, report)
@@ -362,6 +358,57 @@ class RetrievalMonitor(CollectingMonitor):
             values |= compression.metrics()
         prefix = set_name.removesuffix(measured_set.suffix)
         return self._logged(trainer, prefix, measured_set.suffix, report, values)
+
+    def _evaluated(
+        self,
+        set_name: str,
+        measured_set: MeasuredSet,
+        arguments: dict[str, Any],
+        progress: Callable[[int, int], None],
+    ) -> RetrievalReport:
+        """Return the report of a set; an attribute that cannot be sliced is left out of the arguments. *Collective*."""
+        while True:
+            try:
+                with named(self._policy.owner, "evaluate_retrieval"):
+                    return evaluate_retrieval(**arguments, progress=progress, **self._settings.arguments())
+            except SlicesError as error:
+                # Every process has the same error, before anything is compared.
+                if error.attribute is None:
+                    raise
+                self._leave_out(set_name, measured_set, arguments["slices"], error.attribute, error)
+
+    def _leave_out_unread(self, set_name: str, measured_set: MeasuredSet, slices: dict[str, Any]) -> None:
+        """Leave out the attributes that a batch of some process lacked, although earlier batches had them. *Collective*."""
+        if not slices:
+            return
+        failures = gather_errors(self._collection.failures_of_attributes(self._member))
+        for name, column in self._slices.items():
+            error = failures.get((measured_set.sides[0].loader, column))
+            if error is not None:
+                self._leave_out(set_name, measured_set, slices, name, error)
+
+    def _leave_out(
+        self, set_name: str, measured_set: MeasuredSet, slices: dict[str, Any], attribute: str, error: Exception
+    ) -> None:
+        """Leave out an attribute, and warn of the error, or raise it in a strict monitor."""
+        del slices[attribute]
+        name = _name_of_worst(_sliced_metric(self._metrics()), attribute)
+        suffix = measured_set.suffix
+        consequence = f"{set_name.removesuffix(suffix)}/{name}{suffix} is NaN; the other values are not affected."
+        # A usage error would end the run, and with it lose the metrics that do not need the attribute.
+        self._policy.handle(InputError(str(error)), consequence)
+
+    def _worst_values(self, report: RetrievalReport) -> dict[str, float]:
+        """Return name -> value of the worst slice of each attribute; NaN if the attribute was left out."""
+        values = {}
+        for attribute in self._slices:
+            sliced = _sliced_metric(self._metrics())
+            value = math.nan
+            if attribute in report.slices:
+                slices = report.of_slices(attribute, sliced.key)
+                value = slices[slices.worst].value
+            values[_name_of_worst(sliced, attribute)] = value
+        return values
 
     def _gain(self, trainer: Trainer, gains: Gains, name: str, set_name: str, report: RetrievalReport) -> Gain | None:
         """Return the gain of a set, the same in every process: all have the same reports. None without a comparison."""

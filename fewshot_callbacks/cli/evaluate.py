@@ -31,9 +31,10 @@ from fewshot_callbacks.cli.tables import (
 )
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.files.addresses import path_text
+from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.journal import journaling
 from fewshot_callbacks.files.outputs import refuse_input
+from fewshot_callbacks.files.remote_cache import local_copy
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.items import EVERYTHING
@@ -41,14 +42,14 @@ from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     Relevance,
     RetrievalReport,
-    SliceGains,
     compare_reports,
-    compare_slices,
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.retrieval.compression import Compression, costs_beside, headline_metrics
 from fewshot_callbacks.functional.retrieval.gate import Requirement, read_requirement
+from fewshot_callbacks.functional.retrieval.saved_reports import is_saved
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of, several
+from fewshot_callbacks.functional.retrieval.slice_gains import compare_all_slices
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
 from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import note, printable
@@ -73,7 +74,8 @@ def run(options: Evaluate) -> int:
     settings = from_keywords(evaluate_retrieval, asdict(options.settings))
     compression = compression_of(options.dims or (), options.codes or (), settings)
     requirements = _requirements_of(options, settings)
-    all_sets = _read_files(options)
+    saved = _saved_report(options)
+    all_sets = _read_files(options, has_saved=saved is not None)
     for sets in all_sets:
         compression.refuse_wide(sets.queries.shape[1])
     if wants_j:
@@ -99,16 +101,14 @@ def run(options: Evaluate) -> int:
             Result(report, moments_of_all(sets) if wants_j else None, compressed)
             for sets, report in zip(all_sets, reports, strict=True)
         ]
-        if options.against is not None:
-            files = [path_text(options.file), path_text(options.against)]
-            print_both(results[0], results[1], files, as_json=options.json, per_class=options.per_class)
-            return print_failures(requirements, *reports)
+        if saved is not None:
+            results.append(Result(saved))
         try:
             if options.save is not None:
                 results[0].report.save(options.save)
         finally:  # the result of a long evaluation is shown even if the disk is full
-            print_result(results[0], options)
-        return print_failures(requirements, *reports)
+            print_results(results, options)
+        return print_failures(requirements, *(result.report for result in results))
 
 
 def _check_options(options: Evaluate) -> None:
@@ -123,21 +123,39 @@ def _check_options(options: Evaluate) -> None:
     if options.against is not None and (options.dims or options.codes):
         raise InputError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
     if options.save is not None:
-        if options.against is not None:
-            raise InputError(
-                "--save keeps one report, and --against makes two. Save each file by itself, and compare the reports with "
-                "'fewshot compare'."
-            )
-        refuse_input(options.save, "--save", (options.file, options.judgements))
+        refuse_input(options.save, "--save", (options.file, options.judgements, options.against))
 
 
-def _read_files(options: Evaluate) -> list[StoredSets]:
-    """Return the sets of the file and of `--against`.
+def _saved_report(options: Evaluate) -> RetrievalReport | None:
+    """Return the report that `--against` names; None if it names embeddings, or nothing.
+
+    Raises:
+        ValueError: If it is a damaged report, or if two reports would be made and one is to be saved.
+    """
+    if options.against is None:
+        return None
+    # Files of other kinds may be large, and are read piece by piece.
+    if options.against.suffix.lower() == ".npz" or not is_address(options.against):
+        file = local_copy(options.against)
+        if file.is_file() and is_saved(file):
+            return RetrievalReport.load(file)
+    if options.save is not None:
+        raise InputError(
+            "--save keeps one report, and --against makes two of two files of embeddings. Save each file by itself, and "
+            "pass --against the saved report."
+        )
+    return None
+
+
+def _read_files(options: Evaluate, *, has_saved: bool) -> list[StoredSets]:
+    """Return the sets of the file, and of `--against` unless that is a saved report.
 
     Raises:
         ValueError: As `read_sets` does, and if the means of classes are wanted of items without one label each.
     """
-    files = [file for file in (options.file, options.against) if file is not None]
+    files = [options.file]
+    if options.against is not None and not has_saved:
+        files.append(options.against)
     needed = ("labels",) if options.judgements is None else ()
     # The queries of the other file are the same, and so are their slices.
     slices: list[Sequence[str]] = [options.slices or (), ()]
@@ -177,6 +195,15 @@ class Result:
         if self.compression is not None:
             values["compression"] = self.compression.to_dict()
         return values
+
+
+def print_results(results: Sequence[Result], options: Evaluate) -> None:
+    """Print the result of a file, or the comparison with another one."""
+    if options.against is None:
+        print_result(results[0], options)
+        return
+    files = [path_text(options.file), path_text(options.against)]
+    print_both(results[0], results[1], files, as_json=options.json, per_class=options.per_class)
 
 
 def print_result(result: Result, options: Evaluate) -> None:
@@ -233,7 +260,7 @@ def print_both(
     if first.j is not None and second.j is not None:
         # J has no interval, so its difference has none either.
         differences[DISCRIMINANT_RATIO] = Difference(first.j, second.j, UNKNOWN)
-    slice_gains = _slice_gains(first.report, second.report)
+    slice_gains = compare_all_slices(first.report, second.report)
     if as_json:
         both = {"first": first.to_dict(per_class=per_class), "second": second.to_dict(per_class=per_class)}
         both["differences"] = differences_as_dict(differences)
@@ -250,12 +277,6 @@ def print_both(
     for file, result in zip(files, (first, second), strict=True):
         for message in result.report.messages:
             console.print(note(f"{file}: {in_shell(message, 'evaluate')}"))
-
-
-def _slice_gains(first: RetrievalReport, second: RetrievalReport) -> list[SliceGains]:
-    """Return the gains in the slices of each attribute of the first report, of the first metric that both have for them."""
-    metrics = [key for key in first.sliced_metrics() if key in second.sliced_metrics()]
-    return [compare_slices(first, second, attribute, metrics[0]) for attribute in first.slices] if metrics else []
 
 
 def _requirements_of(options: Evaluate, settings: RetrievalSettings) -> list[Requirement]:

@@ -73,8 +73,8 @@ class Evaluate:
             than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in quotes.
             Addresses such as s3://bucket/*.parquet are copied once to the folder that FEWSHOT_CALLBACKS_CACHE names, or
             else to the cache folder of the user.
-        against: Embeddings of the same items in the same order, for instance by another model: shows which differences
-            are beyond chance.
+        against: Embeddings of the same items in the same order, for instance by another model, or a report of them that
+            --save has written: shows which differences are beyond chance.
         dims: Numbers of dimensions, such as 64 256: shows what embeddings lose that are truncated to their first dimensions,
             in the first of the metrics, and in recall@1 if it is one of them.
         codes: int8, binary or both: the same for embeddings that are stored in a byte or a bit for each dimension, and for
@@ -139,6 +139,8 @@ class Report:
             are beyond chance.
         train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both.
         train_images: The same as --images for that split.
+        slices: Arrays with an attribute of each row, such as camera: shows the first metric for the queries of each camera,
+            the worst first.
     """
 
     file: Path
@@ -149,6 +151,7 @@ class Report:
     against: Path | None = None
     train: Path | None = None
     train_images: Path | None = None
+    slices: Sequence[str] | None = None
     # The searches of a report have the `memory_mb` of its evaluation.
     report: ReportDefaults = field(default=ReportDefaults(), metadata={"hides": {"memory_mb"}})
     # A report shows single queries.

@@ -35,7 +35,7 @@ def run(options: Report) -> None:
     # The evaluation may take minutes, so a mistake is reported before it.
     refuse_input(_output(options.output), "-o", (options.file, options.against, options.train))
     check_writable(_output(options.output))
-    sets = first_of_each_id(load_sets(options.file))
+    sets = first_of_each_id(load_sets(options.file, slices=options.slices or ()))
     _refuse_several_labels(sets)
     queries, gallery = _items_of_both(sets, options)
     train = None if options.train is None else _training_items(sets, options.train, options)

@@ -206,7 +206,7 @@ def load_sets(
     elif IS_GALLERY in held:
         arrays = _divided(file, held)
         is_gallery = as_booleans(held[IS_GALLERY])
-        attributes = {name: _of_queries(file, name, values, is_gallery) for name, values in attributes.items()}
+        attributes = {name: _where(file, name, values, ~is_gallery, IS_GALLERY) for name, values in attributes.items()}
     else:
         arrays = {QUERY_NAMES[name]: held[name] for name in QUERY_NAMES if name in held}
     return StoredSets(file, arrays, has_names_of_two, held.get(LABEL_NAMES), attributes)
@@ -221,14 +221,14 @@ def _refuse_missing_attribute(file: Path, names: Iterable[str], attribute: str) 
         )
 
 
-def _of_queries(file: Path, name: str, values: NDArray[Any], is_gallery: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the values of the queries of an attribute of all rows."""
-    if len(values) != len(is_gallery):
+def _where(file: Path, name: str, values: NDArray[Any], mask: NDArray[np.bool_], other: str) -> NDArray[Any]:
+    """Return the chosen values of an attribute of all rows; `mask` has an entry for each value of the array `other`."""
+    if len(values) != len(mask):
         raise InputError(
-            f"{file} holds {len(values):,} {name} and {len(is_gallery):,} entries of {IS_GALLERY!r}. Save one for each item."
+            f"{file} holds {len(values):,} {name} and {len(mask):,} entries of {other!r}. Save one for each item."
         )
-    of_queries: NDArray[Any] = values[~is_gallery]
-    return of_queries
+    chosen: NDArray[Any] = values[mask]
+    return chosen
 
 
 def load_one_set(file: Path, needed: Sequence[str] = ("labels",), slices: Sequence[str] = ()) -> StoredSets:
@@ -250,7 +250,7 @@ def first_of_each_id(sets: StoredSets) -> StoredSets:
     """Return one set with the first item of each id, without the ids; two sets as they are.
 
     Raises:
-        ValueError: There are more or fewer ids than items.
+        ValueError: There are more or fewer ids than items, or values of an attribute.
     """
     ids = sets.get("query_ids")
     if ids is None or sets.gallery is not None:
@@ -262,7 +262,8 @@ def first_of_each_id(sets: StoredSets) -> StoredSets:
         )
     mask = are_first(ids)
     arrays = {name: take_where(values, mask) for name, values in sets.arrays.items() if name != "query_ids"}
-    return StoredSets(sets.file, arrays, sets.has_names_of_two, sets.label_names)
+    slices = {name: _where(sets.file, name, values, mask, "ids") for name, values in sets.slices.items()}
+    return StoredSets(sets.file, arrays, sets.has_names_of_two, sets.label_names, slices)
 
 
 def are_first(ids: Any) -> NDArray[np.bool_]:

@@ -143,11 +143,7 @@ def ranking_table(ranking: Ranking) -> Table:
 
 def slices_table(slices: Slices) -> Table:
     """Return the table of a metric in each slice of an attribute for a screen, the worst first."""
-    title = f"{slices.metric} by {slices.attribute}"
-    caption = as_text(slices.explanation)
-    table = Table(title=as_text(title), caption=caption, caption_justify="left", pad_edge=False, **NARROW)
-    _fill(table, slices.columns, slices.rows())
-    return table
+    return _table_of_slices(slices, f"{slices.metric} by {slices.attribute}")
 
 
 def trial_slices_tables(slices: TrialSlices) -> list[Table]:
@@ -164,19 +160,18 @@ def trial_slices_tables(slices: TrialSlices) -> list[Table]:
 
 def slice_gains_table(gains: SliceGains) -> Table:
     """Return the table of the gains in each slice of an attribute for a screen, the least gain first."""
-    title = f"{gains.metric} by {gains.attribute}: first against second"
-    caption = as_text(gains.explanation)
+    return _table_of_slices(gains, f"{gains.metric} by {gains.attribute}: first against second")
+
+
+def _table_of_slices(slices: Slices | SliceGains, title: str) -> Table:
+    """Return a table with a row for each slice. Its first column has words, and the others have numbers."""
+    caption = as_text(slices.explanation)
     table = Table(title=as_text(title), caption=caption, caption_justify="left", pad_edge=False, **NARROW)
-    _fill(table, gains.columns, gains.rows())
-    return table
-
-
-def _fill(table: Table, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Add columns and rows to a table; the first column has words, and the others numbers."""
-    for number, column in enumerate(columns):
+    for number, column in enumerate(slices.columns):
         table.add_column(as_text(column), justify="left" if number == 0 else "right", overflow="fold")
-    for name, *cells in rows:
+    for name, *cells in slices.rows():
         table.add_row(as_text(name), *cells)
+    return table
 
 
 def compression_tables(compression: CompressionReport) -> list[Table]:

@@ -24,7 +24,8 @@ from fewshot_callbacks import __version__
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import WRITER, target_of, write_whole
 from fewshot_callbacks.functional.means import class_means
-from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
+from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, SliceGains, Slices, compare_reports
+from fewshot_callbacks.functional.retrieval.slice_gains import compare_all_slices
 from fewshot_callbacks.functional.retrieval.values import Values
 from fewshot_callbacks.report.findings import (
     CONFUSION_K,
@@ -36,12 +37,14 @@ from fewshot_callbacks.report.findings import (
     Retrieved,
     find,
 )
-from fewshot_callbacks.report.items import Key, ReportItems, Thumbnails, name_of
+from fewshot_callbacks.report.items import MAX_TEXT, Key, ReportItems, Thumbnails, name_of
 from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.system.words import counted
 
 # The metrics that are shown first, before Grouped Recall@1 and the recalls at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "pair_f1")
+# Largest number of slices of an attribute that are listed.
+LISTED_SLICES = 50
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,54 @@ def _rounded(value: float | None, digits: int = 4) -> float | None:
     return round(float(value), digits)
 
 
+class SliceTable(NamedTuple):
+    """A metric of the slices of an attribute, or its gains, as it is written.
+
+    Attributes:
+        attribute: The attribute.
+        metric: The key of the metric.
+        is_gain: Whether the rows compare two models.
+        columns: The heading of each column.
+        rows: The cells of each slice that is listed, the worst slice or the least gain first.
+        slices: The number of all slices.
+        explanation: What the intervals mean.
+    """
+
+    attribute: str
+    metric: str
+    is_gain: bool
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    slices: int
+    explanation: str
+
+
+def slice_tables(report: RetrievalReport, other: RetrievalReport | None) -> list[SliceTable]:
+    """Return a table for each attribute of a report; with a second report, a table of gains follows each of them."""
+    gains_by_attribute: dict[str, SliceGains] = {}
+    if other is not None:
+        gains_by_attribute = {gains.attribute: gains for gains in compare_all_slices(report, other)}
+    tables = []
+    for attribute in report.slices:
+        tables.append(_slice_table(report.of_slices(attribute)))
+        if attribute in gains_by_attribute:
+            tables.append(_slice_table(gains_by_attribute[attribute]))
+    return tables
+
+
+def _slice_table(slices: Slices | SliceGains) -> SliceTable:
+    _, *numbers = slices.columns
+    attribute = _cut(slices.attribute)
+    rows = [(_cut(name), *cells) for name, *cells in slices.rows()[:LISTED_SLICES]]
+    is_gain = isinstance(slices, SliceGains)
+    return SliceTable(attribute, slices.metric, is_gain, (attribute, *numbers), rows, len(slices), slices.explanation)
+
+
+def _cut(name: str) -> str:
+    """Return a name, or its first characters if it is long."""
+    return name if len(name) <= MAX_TEXT else f"{name[: MAX_TEXT - 1]}…"
+
+
 @dataclass
 class PageWriter:
     """Collects the items that the page shows, while it writes the parts of the page that name them.
@@ -312,6 +363,8 @@ def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: R
 TEMPLATES = Path(__file__).parent / "templates"
 # Largest size in bytes of a page without data and pictures: its style, script and template are 39 kB.
 PAGE_BYTES = 120_000
+# Largest size in bytes of a slice in a table: a name of `MAX_TEXT` characters, five bytes for each, and its numbers.
+SLICE_BYTES = 1500
 # This text is in the page until its size is known.
 SIZE = "@SIZE@"
 # Characters in place of bytes of a file name that are not UTF-8; they cannot be written.
@@ -381,13 +434,15 @@ def write_report(
     sets = [items for items in (queries, gallery, train) if items is not None]
     findings = find(model, other, train, settings, sets)
     content, requested = page_data(model, other, findings, sets, settings)
+    slices = slice_tables(report, None if other is None else other.report)
     max_bytes = int(min(settings.max_mb * 1e6, 2**62))  # infinity has no integer
-    picture_bytes = max_bytes - len(_json(content)) - PAGE_BYTES
+    slice_bytes = SLICE_BYTES * sum(len(table.rows) for table in slices)
+    picture_bytes = max_bytes - len(_json(content)) - slice_bytes - PAGE_BYTES
     thumbnails = Thumbnails(sets, settings.thumbnail, picture_bytes, settings.background)
     thumbnails.add(requested)
     content |= {"images": thumbnails.images, "texts": thumbnails.texts}
-    omissions = _omissions(model, findings, thumbnails, settings)
-    page = _render(model, other, findings, content, omissions, title, settings)
+    omissions = _omissions(model, findings, thumbnails, slices, settings)
+    page = _render(model, other, findings, content, slices, omissions, title, settings)
     if len(page) > max_bytes:
         omissions.append(
             f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
@@ -438,7 +493,13 @@ def _can_be_replaced(path: Path) -> bool:
         return True
 
 
-def _omissions(model: Model, findings: ReportFindings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
+def _omissions(
+    model: Model,
+    findings: ReportFindings,
+    thumbnails: Thumbnails,
+    slices: Sequence[SliceTable],
+    settings: ReportSettings,
+) -> list[str]:
     """Write a sentence on each part that the report does not show."""
     queries = model.report.queries
     sentences = list(findings.notes)
@@ -461,6 +522,11 @@ def _omissions(model: Model, findings: ReportFindings, thumbnails: Thumbnails, s
         unnamed = len(thumbnails.failures) - len(failures)
         end = f"; and {unnamed:,} more." if unnamed else "."
         sentences.append(f"{len(thumbnails.failures):,} pictures could not be read: {'; '.join(failures)}{end}")
+    sentences += [
+        f"{len(table.rows):,} of {table.slices:,} slices by {table.attribute} are listed, the worst first."
+        for table in slices
+        if table.slices > len(table.rows) and not table.is_gain
+    ]
     suspects = findings.suspects
     if suspects is not None and len(suspects) > settings.suspects:
         sentences.append(f"{settings.suspects:,} of {len(suspects):,} suspects are listed, the most suspicious first.")
@@ -511,6 +577,7 @@ def _render(
     other: Model | None,
     findings: ReportFindings,
     content: dict[str, Any],
+    slices: Sequence[SliceTable],
     omissions: Sequence[str],
     title: str,
     settings: ReportSettings,
@@ -532,6 +599,7 @@ def _render(
         metrics=metric_texts(report),
         confidence=f"{100 * report.confidence:g} %",
         comparison=comparison,
+        slices=slices,
         findings=findings,
         confusion_k=CONFUSION_K,
         suspect_k=SUSPECT_K,

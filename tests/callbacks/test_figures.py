@@ -176,6 +176,18 @@ def test_the_report_is_that_of_the_evaluation_with_the_pictures_of_the_data_set(
     assert data["images"].keys() == {f"0-{index}" for index in asked}
 
 
+def test_the_report_shows_the_slices_of_the_monitor(tmp_path):
+    monitor = retrieval(slices={"kind": 1})
+    validated(monitor, ReportWriter(tmp_path / "report.html"))
+    section = (
+        (tmp_path / "report.html").read_text(encoding="utf-8").partition('id="slices"')[2].partition("</section>")[0]
+    )
+    precision, labels = monitor.report.per_query["mAP"], DATA.tensors[1]
+    means = {str(label): float(precision[labels == label].mean()) for label in labels.unique().tolist()}
+    listed = re.findall(r'<th scope="row"><bdi>([^<]*)</bdi></th><td[^>]*>([^<]*)</td>', section)
+    assert {name: float(value) for name, value in listed} == pytest.approx(means, abs=6e-5)
+
+
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path):
     (tmp_path / "report.html").mkdir()
     monitor = retrieval()

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import InputError, RetrievalMonitor, evaluate_retrieval
 from tests.callbacks import slice_jobs
-from tests.callbacks.models import log_of_validation, messages_of, retrieval
+from tests.callbacks.models import log_of_validation, messages_of, retrieval, trainer
 from tests.gloo_processes import answers
 from tests.messages import refused
 
@@ -85,13 +85,92 @@ def test_other_settings_go_with_slices():
     assert "val/shops/dims8/mAP" in values
 
 
-def test_too_many_slices_are_a_warning():
+@pytest.mark.parametrize("strict", [None, False])
+def test_too_many_slices_cost_only_their_attribute(strict):
     many = TensorDataset(POINTS, LABELS, CODES, torch.arange(len(POINTS)))
-    monitor = retrieval(slices={"age": 3}, metrics="mAP")
-    with pytest.warns(UserWarning, match="values of this set are NaN") as said:
+    monitor = retrieval(slices={"age": 3, "row": 3, "lens": 2}, metrics="mAP", compare="first", strict=strict)
+    with pytest.warns(UserWarning, match="at most 30") as said:
         values = logged(monitor, many)
-    assert len(messages_of(said, "slices['age']", f"{len(POINTS)} values", "at most 30", "val/mAP", "NaN")) == 1
-    assert all(math.isnan(value) for value in values.values())
+    for name in ("age", "row"):
+        facts = (f"slices['{name}']", f"{len(POINTS)} values", "at most 30", f"val/mAP_worst_{name} is NaN")
+        assert len(messages_of(said, *facts)) == 1
+        assert math.isnan(values[f"val/mAP_worst_{name}"])
+    report = evaluate_retrieval(POINTS, LABELS, metrics="mAP")
+    assert values["val/mAP"] == pytest.approx(report.mAP)
+    assert values["val/mAP_worst_lens"] == pytest.approx(
+        min(float(report.per_query["mAP"][code == CODES].mean()) for code in (0, 1))
+    )
+    assert list(monitor.report.slices) == ["lens"]
+
+
+def test_too_many_slices_end_the_run_of_a_strict_monitor():
+    many = TensorDataset(POINTS, LABELS, CODES, torch.arange(len(POINTS)))
+    with refused(InputError, "RetrievalMonitor", "slices['age']", "at most 30"):
+        logged(retrieval(slices={"age": 3}, metrics="mAP", strict=True), many)
+
+
+class LateMistake(Steps):
+    """Its cameras are wrong from a batch on."""
+
+    def __init__(self, first_wrong, wrong):
+        super().__init__()
+        self.first_wrong = first_wrong
+        self.wrong = wrong
+
+    def validation_step(self, batch, batch_idx):
+        output = super().validation_step(batch, batch_idx)
+        if batch_idx >= self.first_wrong:
+            output["camera"] = self.wrong(len(batch[0]))
+            if output["camera"] is None:
+                del output["camera"]
+        return output
+
+
+MISTAKES = {
+    "floats": torch.zeros,
+    "2-D": lambda items: torch.zeros(items, 2, dtype=torch.int64),
+    "integers": lambda items: list(range(items)),
+    "missing": lambda items: None,
+    "too few": lambda items: ["roof"] * (items - 1),
+}
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_a_mistake_in_a_later_batch_costs_only_its_attribute(mistake):
+    monitor = retrieval(slices=("camera", "light"), metrics="mAP")
+    steps = LateMistake(5, MISTAKES[mistake])
+    with pytest.warns(UserWarning, match="val/mAP_worst_camera is NaN") as said:
+        values = log_of_validation(monitor, steps, DataLoader(DATA, batch_size=16))
+    assert len(messages_of(said, "RetrievalMonitor", "slices", "val/mAP_worst_camera is NaN")) == 1
+    assert values["val/mAP"] == pytest.approx(evaluate_retrieval(POINTS, LABELS, metrics="mAP").mAP)
+    assert math.isnan(values["val/mAP_worst_camera"])
+    assert not math.isnan(values["val/mAP_worst_light"])
+    with refused(InputError, "RetrievalMonitor", "slices"):
+        strict = retrieval(slices=("camera", "light"), metrics="mAP", strict=True)
+        log_of_validation(strict, steps, DataLoader(DATA, batch_size=16))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "first_wrong"),
+    [(name, first) for name in MISTAKES for first in (0, 1) if (name, first) != ("integers", 0)],
+)
+def test_a_mistake_in_the_sanity_check_ends_the_run_there(mistake, first_wrong):
+    class Fitted(LateMistake):
+        has_trained = False
+
+        def training_step(self, batch, batch_idx):
+            self.has_trained = True
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+    steps = Fitted(first_wrong, MISTAKES[mistake])
+    loader = DataLoader(DATA, batch_size=16)
+    with refused(ValueError, "RetrievalMonitor", "slices"):
+        trainer(retrieval(slices="camera", metrics="mAP"), max_epochs=1, num_sanity_val_steps=2).fit(
+            steps, loader, loader
+        )
+    assert not steps.has_trained
 
 
 def test_an_entry_that_is_not_there_ends_the_run():
@@ -109,4 +188,16 @@ def test_other_slices_are_refused():
 def test_two_processes_log_what_one_does(gloo_folder):
     [alone] = answers(gloo_folder, slice_jobs.__name__, 1)
     assert set(alone[1]["camera"]["mAP"]) == set(slice_jobs.CAMERAS)
-    assert answers(gloo_folder, slice_jobs.__name__, 2) == [alone, alone]
+    first, second = answers(gloo_folder, slice_jobs.__name__, 2)
+    assert first[:2] == second[:2] == alone[:2]
+
+
+def test_a_mistake_of_one_process_costs_only_its_attribute(gloo_folder):
+    [(worst, _, alone)] = answers(gloo_folder, slice_jobs.__name__, 1)
+    of_processes = [values for _, _, values in answers(gloo_folder, slice_jobs.__name__, 2)]
+    assert {name for name, value in alone.items() if math.isnan(value)} == {"val/mAP_worst_many"}
+    for values in of_processes:
+        wrong = {name for name, value in values.items() if math.isnan(value)}
+        assert wrong == {"val/mAP_worst_mixed", "val/mAP_worst_late", "val/mAP_worst_many"}
+        assert values["val/mAP"] == alone["val/mAP"]
+        assert values["val/mAP_worst_camera"] == worst

@@ -10,8 +10,10 @@ import unicodedata
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.cli import main
 from tests.messages import missing_facts
 
@@ -32,6 +34,7 @@ def folder(tmp_path_factory):
     np.savez(folder / "fewer.npz", embeddings=rows[:60], labels=labels[:60])
     np.savez(folder / "narrow.npz", embeddings=rows[:, :5], labels=labels)
     np.savez(folder / "tags.npz", embeddings=rows, labels=np.eye(12)[labels])
+    np.savez(folder / "uneven.npz", embeddings=rows, labels=labels, ids=np.arange(72), _camera=labels[:71])
     np.savez(folder / "split.npz", query_ids=np.arange(24), gallery_ids=np.arange(72), queries=rows[::3],
              query_labels=labels[::3], gallery=rows, gallery_labels=labels)  # fmt: skip
     return folder
@@ -80,6 +83,53 @@ def test_two_models_are_compared_and_copies_in_another_split_found(folder):
     assert [group["kind"] for group in data["duplicates"]] == ["between items and training items", "inside items"]
 
 
+def slices_of(html):
+    """Slice -> its value and its number of queries, in the tables of slices."""
+    section = html.partition('id="slices"')[2].partition("</section>")[0]
+    rows = re.findall(r'<th scope="row"><bdi>(\w+)</bdi></th><td[^>]*>([^<]*)<.*?="queries">(\d+)<', section)
+    return {name: (float(value), int(queries)) for name, value, queries in rows}
+
+
+@pytest.mark.parametrize("form", ["one set", "ids", "two sets", "is_gallery"])
+def test_slices_are_those_of_a_column(form, folder, tmp_path):
+    with np.load(folder / "one.npz") as archive:
+        rows, labels = archive["embeddings"], archive["labels"]
+    cameras = np.array(["roof", "door", "yard"])[np.arange(72) % 3]
+    is_gallery = np.arange(72) % 2 == 0
+    sets = {"embeddings": rows, "labels": labels, "camera": cameras}
+    arguments = [rows, labels]
+    if form == "ids":
+        twice = np.concatenate([np.arange(72), np.arange(9)])
+        sets = {name: values[twice] for name, values in sets.items()} | {"ids": twice}
+    elif form != "one set":
+        arguments = [rows[~is_gallery], labels[~is_gallery], rows[is_gallery], labels[is_gallery]]
+        cameras = cameras[~is_gallery]
+    if form == "two sets":
+        sets = dict(zip(("queries", "query_labels", "gallery", "gallery_labels"), arguments, strict=True))
+        sets["camera"] = cameras
+    if form == "is_gallery":
+        sets["is_gallery"] = is_gallery
+    np.savez(tmp_path / "file.npz", **sets)
+    precision = evaluate_retrieval(*arguments).per_query["mAP"]
+    html, _ = report(tmp_path, "file.npz", "--slices", "camera")
+    found = slices_of(html)
+    assert set(found) == {"roof", "door", "yard"}
+    for name, (value, queries) in found.items():
+        chosen = torch.as_tensor(cameras == name)
+        assert value == pytest.approx(float(precision[chosen].mean()), abs=6e-5)
+        assert queries == int(chosen.sum())
+    assert 'id="slices"' not in report(tmp_path, "file.npz")[0]
+
+
+def test_gains_in_slices_are_those_against_the_other_file(folder, tmp_path):
+    with np.load(folder / "one.npz") as archive:
+        arrays = {"embeddings": archive["embeddings"], "labels": archive["labels"]}
+    np.savez(tmp_path / "file.npz", **arrays, camera=np.arange(72) % 2)
+    html, _ = report(tmp_path, "file.npz", "--slices", "camera", "--against", folder / "two.npz")
+    assert html.count("Holm") == 1
+    assert len(re.findall('data-name="first - second"', html)) == 2
+
+
 def test_queries_and_gallery_are_reported_without_images(folder):
     _, data = report(folder, "split.npz", "--similarity", "euclidean")
     assert {group["kind"] for group in data["duplicates"]} == {"between queries and gallery", "inside gallery"}
@@ -92,6 +142,8 @@ def test_queries_and_gallery_are_reported_without_images(folder):
         (["one.npz", "--against", "fewer.npz"], (60, 72)),
         (["one.npz", "--train", "narrow.npz"], ("12 components", 5)),
         (["tags.npz"], ("labels", "(72, 12)", "fewshot evaluate")),
+        (["one.npz", "--slices", "_camera"], ("'_camera'", "'labels'", "--slices")),
+        (["uneven.npz", "--slices", "_camera"], ("72", "71", "ids")),
         (["paths.npz", "--images", "missing"], ("missing", "folder")),
         (["one.npz", "--images", "images/00"], ("6 images", 72)),
         (["one.npz", "--worst", "-1"], ("worst", -1)),

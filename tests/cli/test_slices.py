@@ -8,6 +8,7 @@ import pytest
 from fewshot_callbacks import compare_slices, evaluate_retrieval
 from fewshot_callbacks.cli import evaluate
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.functional import RetrievalReport
 from tests.messages import missing_facts
 
 METRICS = ("--metrics", "recall@1", "mAP", "pair_f1")
@@ -94,6 +95,33 @@ def test_two_files_have_the_gains_of_each_slice(tmp_path, capsys):
     required = (*words, "--require", "gain(mAP).low >= 0", "--require", "gain(mAP) < 0")
     lines = printed(capsys, *required, status=3).err.splitlines()
     assert [line.split(" is required")[0] for line in lines] == ["fewshot evaluate: gain(mAP) < 0"]
+
+
+def test_a_saved_report_serves_as_the_other_file(tmp_path, capsys):
+    path, report = written(tmp_path, "one set")
+    old = tmp_path / "old.npz"
+    np.savez(old, embeddings=rows(0.5), labels=LABELS)
+    saved, again = tmp_path / "old.report.npz", tmp_path / "new.report.npz"
+    printed(capsys, old, *METRICS, "--save", saved)
+    words = (path, "--slices", "camera", *METRICS, "--require", "worst(camera) gain(mAP).low >= 0", "--json")
+    found, expected = (json.loads(printed(capsys, *words, "--against", file).out) for file in (saved, old))
+    for part in ("differences", "slice_gains"):
+        assert found[part] == expected[part]
+    kept = printed(capsys, *words, "--require", "gain(mAP) < 0", "--against", saved, "--save", again, status=3)
+    assert kept.err.startswith("fewshot evaluate: gain(mAP) < 0 is required")
+    assert RetrievalReport.load(again).mAP == report.mAP
+    before = saved.read_bytes()
+    said = printed(capsys, *words, "--against", saved, "--save", saved, status=1).err
+    assert missing_facts(said, ("--save", saved)) == []
+    assert saved.read_bytes() == before
+
+
+def test_a_saved_report_of_other_queries_is_refused(tmp_path, capsys):
+    path, _ = written(tmp_path, "one set")
+    np.savez(tmp_path / "others.npz", embeddings=rows(0.5)[:200], labels=LABELS[:200])
+    printed(capsys, tmp_path / "others.npz", *METRICS, "--save", tmp_path / "others.report.npz")
+    said = printed(capsys, path, *METRICS, "--against", tmp_path / "others.report.npz", status=1).err
+    assert missing_facts(said, ("queries",)) == []
 
 
 def test_a_requirement_that_fails_has_a_line_and_the_status_3(tmp_path, capsys):

@@ -1,11 +1,17 @@
 """Every recipe of the documentation runs from beginning to end, and has a page."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from fewshot_callbacks.functional import RetrievalReport
 from tests.docs import pages, process_jobs
 from tests.gloo_processes import answers
 from tests.integration_packages import skipped_without_integrations
@@ -31,9 +37,61 @@ def test_runs_and_has_a_page(recipe, tmp_path, gloo_folder, monkeypatch):
         runpy.run_path(str(recipe), run_name="__main__")
 
 
+def test_the_gate_fails_with_a_line_for_each_requirement_that_is_not_met(tmp_path):
+    script = pages.ROOT / "examples" / "recipes" / "gate.sh"
+    page = (pages.ROOT / "docs" / "recipes" / "gate.md").read_text(encoding="utf-8")
+    assert '--8<-- "examples/recipes/gate.sh"' in page
+
+    def gate(checkpoint):
+        """The exit status, and the lines on requirements."""
+        words = ["sh", str(script), checkpoint, "reference.report.npz"]
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
+        ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        return (
+            ended.returncode,
+            [line for line in ended.stderr.splitlines() if line.startswith("fewshot evaluate: ")],
+            ended.stderr,
+        )
+
+    status, lines, said = gate("model.ckpt")
+    assert (status, lines) == (0, []), said
+    reference = (tmp_path / "reference.report.npz").read_bytes()
+    checkpoint = torch.load(tmp_path / "model.ckpt", weights_only=False)
+    weight = checkpoint["state_dict"]["encoder.weight"]
+    weight += 0.25 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    torch.save(checkpoint, tmp_path / "worse.ckpt")
+    status, [line], said = gate("worse.ckpt")
+    assert status == 3, said
+    [shown] = [printed for printed in page.splitlines() if printed.startswith("fewshot evaluate: ")]
+    number = re.compile(r"-?[0-9.]+$")
+    assert number.sub("", line.rstrip(".")) == number.sub("", shown.rstrip("."))
+    assert (tmp_path / "reference.report.npz").read_bytes() == reference
+    assert (
+        RetrievalReport.load(tmp_path / "new.report.npz").mAP
+        < RetrievalReport.load(tmp_path / "reference.report.npz").mAP
+    )
+    weight.fill_(0)
+    torch.save(checkpoint, tmp_path / "collapsed.ckpt")
+    status, lines, said = gate("collapsed.ckpt")
+    assert (status, len(lines)) == (3, 3), said
+
+
+def test_the_jobs_of_the_gate_run_the_script_and_keep_its_report():
+    page = (pages.ROOT / "docs" / "recipes" / "gate.md").read_text(encoding="utf-8")
+    script = (pages.ROOT / "examples" / "recipes" / "gate.sh").read_text(encoding="utf-8")
+    github, gitlab = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    step, upload = github
+    for command in (step["run"], *gitlab["gate"]["script"]):
+        shell, path, *arguments = command.split()
+        assert (shell, Path(path).name, len(arguments)) == ("sh", "gate.sh", 2)
+    assert [upload["with"]["path"]] == gitlab["gate"]["artifacts"]["paths"]
+    assert f"--save {upload['with']['path']} " in script
+
+
 ALONE = {
     *("backbones", "binary_codes", "compare_models", "deployment_threshold", "open_set", "plain_pytorch", "trials"),
-    *("lightning_cli", "optuna_search"),
+    *("gate", "lightning_cli", "optuna_search"),
 }
 """Recipes without a validation; without a Trainer; or whose Trainers are made by others, as those of `classifier` are."""
 IN_TWO = {

@@ -24,6 +24,8 @@ from tests.report.browser import CONTRAST, emulate, open_browser, resize
 MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 NAMES = [MARKUP, "eagle owl", "{{ 7 * 7 }}", "Ω & <b>bold</b>", *(f"class {n}" for n in range(60))]
 MISLABELLED = (5, 77, 130)
+# Slices of the queries.
+CAMERAS = [MARKUP, "roof", "بيت", "a long name " * 40]
 # Queries and the training items that are copies of them.
 COPIES = ((0, 3), (40, 41))
 
@@ -52,7 +54,8 @@ def example(tmp_path_factory):
     files[8].write_bytes(b"no image")
     items = ReportItems(embeddings, labels, "items", pictures_of_files(files, 96), [file.name for file in files])
     metrics = (*DEFAULT_METRICS[:-1], "recall@precision0.5", "recall@precision0.9")
-    report = evaluate_retrieval(embeddings, labels, metrics=metrics)
+    cameras = [CAMERAS[index % 4] for index in range(len(labels))]
+    report = evaluate_retrieval(embeddings, labels, metrics=metrics, slices={"camera": cameras})
     weaker = embeddings + 0.6 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(2))
     other = Model(evaluate_retrieval(weaker, labels, metrics=metrics), ReportItems(weaker, labels), name="weaker")
     split = ReportItems(train, ["train"] * 50, "training items")
@@ -60,7 +63,9 @@ def example(tmp_path_factory):
     written = write_report(folder / "report.html", report, items, train=split, other=other, **words)
     html = written.path.read_text(encoding="utf-8")
     data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
-    return SimpleNamespace(**vars(written), html=html, data=data, report=report, embeddings=embeddings, labels=labels)
+    return SimpleNamespace(
+        **vars(written), html=html, data=data, report=report, other=other, embeddings=embeddings, labels=labels
+    )
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +135,57 @@ def test_the_page_tells_its_size_and_keeps_below_max_mb(example, tmp_path):
     small = write_report(tmp_path / "small.html", example.report, items, settings=ReportSettings(max_mb=0.4))
     assert small.size < 0.4e6
     assert any(missing_facts(line, ("pictures", "0.4 MB")) == [] for line in small.omissions)
+
+
+def tables_of_slices(browser):
+    """The cells of each table of slices, the headings first."""
+    return browser.execute_script("""return [...document.querySelectorAll('#slices table')].map(
+        table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent)))""")
+
+
+def test_each_slice_has_its_value_and_its_gain_the_worst_first(page, example):
+    values, gains = tables_of_slices(page)
+    precision = example.report.per_query["mAP"]
+    weaker = example.other.report.per_query["mAP"]
+    expected = {}
+    for code, name in enumerate(CAMERAS):
+        chosen = torch.arange(len(precision)) % 4 == code
+        chosen &= ~precision.isnan()
+        classes = {example.labels[index] for index in chosen.nonzero().flatten().tolist()}
+        numbers = (precision[chosen].mean(), weaker[chosen].mean(), int(chosen.sum()), len(classes))
+        expected[name if len(name) < 160 else f"{name[:159]}…"] = [float(number) for number in numbers]
+    assert values[0][:5] == ["camera", "mAP", "interval", "queries", "classes"]
+    assert [row[0] for row in values[1:]] == sorted(expected, key=lambda name: expected[name][0])
+    for name, value, interval, queries, classes, _ in values[1:]:
+        assert float(value) == pytest.approx(expected[name][0], abs=6e-5)
+        assert [int(queries), int(classes)] == expected[name][2:]
+        low, high = map(float, interval.split(" to "))
+        assert low < float(value) < high
+    assert [row[0] for row in gains[1:]] == sorted(expected, key=lambda name: expected[name][0] - expected[name][1])
+    for name, first, second, difference, *_ in gains[1:]:
+        assert [float(first), float(second)] == pytest.approx(expected[name][:2], abs=6e-5)
+        assert float(difference) == pytest.approx(expected[name][0] - expected[name][1], abs=6e-5)
+    assert missing_facts(page.find_element("id", "slices").text, ("95 %", "worst of several slices", "Holm")) == []
+
+
+def test_the_worst_slices_of_many_are_listed_and_fit_into_max_mb(example, browser, tmp_path):
+    labels = torch.arange(1200) // 2
+    rows = noisy_classes(0.4, per_class=19)[:1200]
+    cuts = [f"{'&' * 200}{query % 60}" for query in range(1200)]
+    report = evaluate_retrieval(
+        rows, labels, slices={"cut": cuts, "side": labels % 2, "cut again": cuts, "third": cuts}
+    )
+    items = ReportItems(rows, labels.tolist(), picture=lambda _: torch.rand(3, 90, 90))
+    few = ReportSettings(max_mb=0.8, worst=20, searchable=20, suspects=0, duplicates=0)
+    written = write_report(tmp_path / "many.html", report, items, settings=few)
+    browser.get(written.path.as_uri())
+    of_cut, _, of_side, _ = tables_of_slices(browser)
+    precision = report.per_query["mAP"]
+    worst = sorted(float(precision[torch.arange(1200) % 60 == cut].mean()) for cut in range(60))
+    assert [float(row[1]) for row in of_cut[1:]] == pytest.approx(worst[:50], abs=6e-5)
+    assert len(of_side) == 3
+    assert 0.6e6 < written.size < 0.8e6
+    assert any(missing_facts(line, ("50 of 60", "cut")) == [] for line in written.omissions)
 
 
 def test_the_report_says_that_queries_are_sampled(example, tmp_path):
@@ -220,7 +276,7 @@ def test_labels_are_shown_as_text_not_as_markup(page):
 def test_names_are_kept_apart_from_the_numbers_beside_them(page):
     """Beside a word that is written from right to left, a number would stand on its other side."""
     isolated = "return [...document.querySelectorAll(arguments[0])].map(e => getComputedStyle(e).unicodeBidi)"
-    for place in (".lead bdi", "td.confused bdi"):
+    for place in (".lead bdi", "td.confused bdi", "#slices tbody bdi"):
         assert set(page.execute_script(isolated, place)) == {"isolate"}
 
 

@@ -135,6 +135,14 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
         return file.read(len(_ZIP_MARK)) == _ZIP_MARK
 
 
+def is_saved(path: Path) -> bool:
+    """Return whether a file of this machine is a saved report, rather than another .npz file or anything else."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return f"{_ENTRY}.npy" in archive.namelist()
+
+
 def _opened(path: str | os.PathLike[str]) -> io.BufferedIOBase:
     """Return an open file, by its path or its address."""
     return io.BytesIO(read_file(path)) if is_address(path) else Path(path_text(path)).open("rb")

@@ -27,6 +27,7 @@ from fewshot_callbacks.functional.retrieval.query_means import mean_of_queries
 from fewshot_callbacks.functional.retrieval.ranking import p_in_words
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.slices import Attribute, confidence_of_each
+from fewshot_callbacks.functional.retrieval.values import or_none
 from fewshot_callbacks.functional.statistics import Difference, normal_quantile
 from fewshot_callbacks.settings import RequestedMetric
 from fewshot_callbacks.system.terminal import printable
@@ -114,7 +115,7 @@ class SliceGains(dict[int | str, SliceGain]):
         return {
             str(name): {
                 **difference.to_dict(),
-                "p": None if math.isnan(p_value) else p_value,
+                "p": or_none(p_value),
                 "queries": queries,
             }
             for name, (difference, p_value, queries) in self.items()
@@ -183,6 +184,17 @@ def compare_slices(
         name: gain._replace(p_value=p_value) for (name, gain), p_value in zip(gains.items(), corrected, strict=True)
     }
     return SliceGains(with_corrected, attribute, requested, confidence)
+
+
+def compare_all_slices(first: RetrievalReport, second: RetrievalReport) -> list[SliceGains]:
+    """Return the gains in the slices of each attribute of the first report.
+
+    They are of the first metric that both reports have for each query. The list is empty if there is no such metric.
+    """
+    common = [key for key in first.sliced_metrics() if key in second.sliced_metrics()]
+    if not common:
+        return []
+    return [compare_slices(first, second, attribute, common[0], first.confidence) for attribute in first.slices]
 
 
 def _refuse_other_slices(slices: Attribute, second: RetrievalReport, attribute: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.functional._labels import Labels, as_labels, encode
+from fewshot_callbacks.functional._labels import LabelFormsError, Labels, as_labels, encode
 from fewshot_callbacks.functional._table import table
 from fewshot_callbacks.functional.retrieval.query_means import mean_over_queries
 from fewshot_callbacks.functional.retrieval.values import or_none
@@ -29,6 +29,19 @@ from fewshot_callbacks.system.words import counted, with_article
 FEW_SLICES = 30
 # Of more slices, each needs so many classes on average: a number such as an age has about as many values as queries.
 CLASSES_PER_SLICE = 10
+
+
+class SlicesError(InputError):
+    """Raised if the values of an attribute cannot be its slices; every process raises the same error.
+
+    Args:
+        message: The message.
+        attribute: The attribute; None if the error came from another process.
+    """
+
+    def __init__(self, message: str, attribute: str | None = None) -> None:
+        super().__init__(message)
+        self.attribute = attribute
 
 
 class Attribute(NamedTuple):
@@ -280,12 +293,18 @@ def encode_slices(
     """Return a code for each query of this process, by the name of the argument, and the value of each code. *Collective*.
 
     The values are by the attribute; None for integers, which are their own codes.
+
+    Raises:
+        SlicesError: If the values of an attribute are integers in one process and strings in another.
     """
     codes = {}
     names = {}
     for name in sorted(slices):
         argument = slices_argument(name)
-        [codes[argument]], names[name] = encode(call, {argument: slices[name]}, processes)
+        try:
+            [codes[argument]], names[name] = encode(call, {argument: slices[name]}, processes)
+        except LabelFormsError as error:
+            raise SlicesError(str(error), name) from error
     return codes, names
 
 
@@ -297,11 +316,15 @@ def refuse_many_slices(call: str, slices: Mapping[str, int], classes: int, fact:
         slices: Attribute -> number of its values.
         classes: Number of classes or identities, which are the independent units.
         fact: How many there are, for messages.
+
+    Raises:
+        SlicesError: If there is such an attribute.
     """
     for name, number in slices.items():
         most = max(FEW_SLICES, classes // CLASSES_PER_SLICE)
         if number > most:
-            raise InputError(
+            raise SlicesError(
                 f"{call}: {slices_argument(name)} has {counted(number, 'value')}, and {fact}: of so many slices none would "
-                f"say anything. Pass at most {most} values: join some, or divide numbers such as ages into bins."
+                f"say anything. Pass at most {most} values: join some, or divide numbers such as ages into bins.",
+                name,
             )
