@@ -20,7 +20,7 @@ from fewshot_callbacks.functional.retrieval import (
     requested_metric,
 )
 from fewshot_callbacks.functional.statistics import Difference
-from fewshot_callbacks.functional.verification import TrialSlices
+from fewshot_callbacks.functional.verification import SliceRates, TrialSlices
 from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
 
@@ -143,30 +143,33 @@ def ranking_table(ranking: Ranking) -> Table:
 
 def slices_table(slices: Slices) -> Table:
     """Return the table of a metric in each slice of an attribute for a screen, the worst first."""
-    return _table_of_slices(slices, f"{slices.metric} by {slices.attribute}")
+    return _table_of_slices(slices, f"{slices.metric} by {slices.attribute}", slices.explanation)
 
 
 def trial_slices_tables(slices: TrialSlices) -> list[Table]:
     """Return the tables of both error rates in each slice of an attribute for a screen, the worst first."""
-    tables = []
-    for rates in (slices.false_non_match_rate, slices.false_match_rate):
-        table = Table(title=as_text(f"{rates.rate} by {rates.attribute}"), pad_edge=False, **NARROW)
-        _fill(table, rates.columns, rates.rows())
-        tables.append(table)
-    tables[-1].caption = as_text(f"{slices.heading} {rates.explanation}")
-    tables[-1].caption_justify = "left"
-    return tables
+    rejections, acceptances = slices.false_non_match_rate, slices.false_match_rate
+    return [
+        _table_of_slices(rejections, f"{rejections.rate} by {rejections.attribute}", ""),
+        _table_of_slices(
+            acceptances,
+            f"{acceptances.rate} by {acceptances.attribute}",
+            f"{slices.heading} {acceptances.explanation}",
+        ),
+    ]
 
 
 def slice_gains_table(gains: SliceGains) -> Table:
     """Return the table of the gains in each slice of an attribute for a screen, the least gain first."""
-    return _table_of_slices(gains, f"{gains.metric} by {gains.attribute}: first against second")
+    title = f"{gains.metric} by {gains.attribute}: first against second"
+    return _table_of_slices(gains, title, gains.explanation)
 
 
-def _table_of_slices(slices: Slices | SliceGains, title: str) -> Table:
+def _table_of_slices(slices: Slices | SliceGains | SliceRates, title: str, caption: str) -> Table:
     """Return a table with a row for each slice. Its first column has words, and the others have numbers."""
-    caption = as_text(slices.explanation)
-    table = Table(title=as_text(title), caption=caption, caption_justify="left", pad_edge=False, **NARROW)
+    table = Table(
+        title=as_text(title), caption=as_text(caption) or None, caption_justify="left", pad_edge=False, **NARROW
+    )
     for number, column in enumerate(slices.columns):
         table.add_column(as_text(column), justify="left" if number == 0 else "right", overflow="fold")
     for name, *cells in slices.rows():
