@@ -107,7 +107,7 @@ class _Measured(Protocol):
 AnyMeasured = TypeVar("AnyMeasured", bound=_Measured)
 
 
-class SliceTable(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
+class MeasuredSlices(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
     """Slice -> what was measured of it; `print` shows a table, the worst first.
 
     Args:
@@ -160,7 +160,7 @@ class SliceTable(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
         return str(self)
 
 
-class Slices(SliceTable[Slice]):
+class Slices(MeasuredSlices[Slice]):
     """Slice -> a metric of its queries; `print` shows a table, the worst first.
 
     Args:

@@ -19,7 +19,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._labels import encode, read_labels
 from fewshot_callbacks.functional.retrieval.slices import (
-    SliceTable,
+    MeasuredSlices,
     cells_of,
     confidence_of_each,
     refuse_many_slices,
@@ -57,7 +57,7 @@ class SliceRate(NamedTuple):
     """number of their identities, which are the independent units of the interval; 0 where they were not given"""
 
 
-class SliceRates(SliceTable[SliceRate]):
+class SliceRates(MeasuredSlices[SliceRate]):
     """Slice -> an error rate of its trials; `print` shows a table, the worst first.
 
     Args:
