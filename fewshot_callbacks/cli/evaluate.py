@@ -134,7 +134,7 @@ def _check_options(options: Evaluate) -> None:
         )
     if options.duplicates_from is not None and not 0 <= options.duplicates_from <= 1:
         raise InputError(
-            f"--duplicates_from {options.duplicates_from} must be from 0 to 1. Pass a cosine such as 0.98."
+            f"--duplicates_from {options.duplicates_from:g} must be from 0 to 1. Pass a cosine such as 0.98."
         )
     if options.train is not None and options.against is not None:
         raise InputError("--train is searched for copies of the queries of one file. Leave out --against.")

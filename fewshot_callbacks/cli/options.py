@@ -142,8 +142,8 @@ class Report:
         gallery_images: The same as --images for the gallery.
         against: Embeddings of the same items in the same order, for instance by another model: shows which differences
             are beyond chance.
-        train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both, and what
-            the first metric is without the queries that have one.
+        train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both, and
+            what the first metric is without the queries that have one.
         train_images: The same as --images for that split.
     """
 

@@ -224,6 +224,7 @@ def leakage(
             share=share,
             similarity=similarity,
             memory=memory,
+            labelled=False,
             choose=_choice_of_drawn(report),
         )
         rows = _rows_of_report(report, sets)

@@ -329,7 +329,7 @@ class WrittenReport:
         path: Path of the file.
         size: Size of the file in bytes.
         omissions: A sentence on each part that the report does not show; empty if nothing was left out.
-        leakage: The queries that have a copy in training, which a sentence of the report counts; None without training items.
+        leakage: The queries that have a copy in training, which the page counts in a sentence; None without training items.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Copies of test queries in the training set, and metrics without them: by all pairs, and by leaving out classes in NumPy."""
+"""Copies of test queries in training, and metrics without them: by all pairs, and by leaving out classes in NumPy."""
 
 import math
 
@@ -157,7 +157,7 @@ def test_a_shared_id_is_a_copy_whatever_the_embedding():
 
 def test_ids_find_copies_where_no_score_does():
     labels = EQUAL_SHARES[0]
-    test, train, report = example(labels, EQUAL_SHARES[1])
+    test, _, report = example(labels, EQUAL_SHARES[1])
     leaks = leakage(report, test, -test, query_ids=range(240), train_ids=range(230, 470))
     assert (int(leaks.by_score.sum()), leaks.copies) == (0, 10)
 
@@ -282,8 +282,10 @@ def test_a_saved_report_and_files_are_taken(tmp_path):
     test, train, report = example(*EQUAL_SHARES)
     report.save(tmp_path / "report.npz")
     for name, rows in (("test", test), ("train", train)):
-        np.savez(tmp_path / f"{name}.npz", embeddings=rows, ids=np.arange(240) + (name == "train") * 220)
-    files = [Shards(tmp_path / f"{name}.npz", ids="ids") for name in ("test", "train")]
+        ids = np.arange(240) + (name == "train") * 220
+        np.savez(tmp_path / f"{name}.npz", embeddings=rows, ids=ids, labels=ids % 24)
+    # Labels of only one of the sets do not matter.
+    files = [Shards(tmp_path / "test.npz", ids="ids", labels="labels"), Shards(tmp_path / "train.npz", ids="ids")]
     leaks = leakage(tmp_path / "report.npz", *files, memory_mb=0.01)
     known = leakage(report, test, train, query_ids=range(240), train_ids=range(220, 460))
     assert leaks.to_dict() == known.to_dict()
