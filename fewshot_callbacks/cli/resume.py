@@ -47,8 +47,8 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
     # The result depends on these, or the tiles in which states are counted.
     columns = options.columns.passed()
     others = {"unknown": options.unknown, "at_least": options.at_least, "dims": options.dims, "codes": options.codes}
-    others |= {"train": options.train, "duplicates_from": options.duplicates_from}
-    for name, value in (asdict(options.settings) | columns | others).items():
+    training = {"train": options.train, "duplicates_from": options.duplicates_from}
+    for name, value in (asdict(options.settings) | columns | others | training).items():
         if value is not None and name != "confidence":  # the command has no option for it
             description[f"--{name}"] = str(value)
     for sets in all_sets:
