@@ -50,6 +50,7 @@ from fewshot_callbacks.functional import (
     grouped_recall as grouped_recall,
     hits_within as hits_within,
     knn_accuracy as knn_accuracy,
+    leakage as leakage,
     linear_probe as linear_probe,
     measure_evaluation as measure_evaluation,
     near_duplicates as near_duplicates,

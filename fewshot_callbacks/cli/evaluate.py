@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fewshot_callbacks.cli.options import Evaluate, in_shell
+from fewshot_callbacks.cli.options import Columns, Evaluate, in_shell
 from fewshot_callbacks.cli.processes import joined_processes, part_of_process
 from fewshot_callbacks.cli.resume import journal_of
 from fewshot_callbacks.cli.stored_sets import StoredSets, are_first, read_sets, take_where
@@ -38,6 +38,7 @@ from fewshot_callbacks.files.remote_cache import local_copy
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.dynamics import without_nan
 from fewshot_callbacks.functional.items import EVERYTHING
+from fewshot_callbacks.functional.leaks import Leakage, copy_score, leakage
 from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     Relevance,
@@ -51,8 +52,9 @@ from fewshot_callbacks.functional.retrieval.saved_reports import is_saved
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of, several
 from fewshot_callbacks.functional.retrieval.slice_gains import compare_all_slices
 from fewshot_callbacks.functional.statistics import UNKNOWN, Difference
+from fewshot_callbacks.settings import ReportDefaults
 from fewshot_callbacks.storage.stored_rows import StoredRows
-from fewshot_callbacks.system.terminal import note, printable
+from fewshot_callbacks.system.terminal import as_text, note, printable
 
 # The exit status if a requirement is not met.
 FAILED = 3
@@ -76,6 +78,7 @@ def run(options: Evaluate) -> int:
     requirements = _requirements_of(options, settings)
     saved = _saved_report(options)
     all_sets = _read_files(options, has_saved=saved is not None)
+    train = _read_train(options, all_sets[0])
     for sets in all_sets:
         compression.refuse_wide(sets.queries.shape[1])
     if wants_j:
@@ -95,10 +98,13 @@ def run(options: Evaluate) -> int:
         compressed = None
         if not compression.are_none:
             compressed = compress_sets(*inputs[0], reports[0], compression, settings, has_bar=has_bar)
+        leaks = None
+        if train is not None:
+            leaks = _leakage_of(reports[0], all_sets[0], train, options, processes)
         if processes.rank > 0:  # the first process prints
             return 0
         results = [
-            Result(report, moments_of_all(sets) if wants_j else None, compressed)
+            Result(report, moments_of_all(sets) if wants_j else None, compressed, leaks)
             for sets, report in zip(all_sets, reports, strict=True)
         ]
         if saved is not None:
@@ -122,8 +128,18 @@ def _check_options(options: Evaluate) -> None:
             raise InputError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
     if options.against is not None and (options.dims or options.codes):
         raise InputError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
+    if options.duplicates_from is not None and options.train is None:
+        raise InputError(
+            "--duplicates_from is for copies in training. Pass --train FILE, or leave out --duplicates_from."
+        )
+    if options.duplicates_from is not None and not 0 <= options.duplicates_from <= 1:
+        raise InputError(
+            f"--duplicates_from {options.duplicates_from:g} must be from 0 to 1. Pass a cosine such as 0.98."
+        )
+    if options.train is not None and options.against is not None:
+        raise InputError("--train is searched for copies of the queries of one file. Leave out --against.")
     if options.save is not None:
-        refuse_input(options.save, "--save", (options.file, options.judgements, options.against))
+        refuse_input(options.save, "--save", (options.file, options.judgements, options.against, options.train))
 
 
 def _saved_report(options: Evaluate) -> RetrievalReport | None:
@@ -165,6 +181,52 @@ def _read_files(options: Evaluate, *, has_saved: bool) -> list[StoredSets]:
     return all_sets
 
 
+def _read_train(options: Evaluate, sets: StoredSets) -> StoredSets | None:
+    """Return the training items; None without `--train`.
+
+    Raises:
+        ValueError: As `read_sets` does, and if the file has queries and a gallery, or vectors of another dim than the sets.
+    """
+    if options.train is None:
+        return None
+    columns = Columns(embeddings=options.columns.embeddings, ids=options.columns.ids)
+    train = read_sets(options.train, columns, ())
+    if train.gallery is not None:
+        raise InputError(
+            f"{path_text(options.train)} holds queries and a gallery, and --train needs one set. Write it with "
+            "numpy.savez(path, embeddings=...)."
+        )
+    dim, train_dim = (np.shape(file.queries)[-1] for file in (sets, train))
+    if dim != train_dim:
+        raise InputError(
+            f"{path_text(options.file)} holds embeddings of {dim} components, {path_text(options.train)} of {train_dim}. "
+            "Embed both splits with the same model."
+        )
+    return train
+
+
+def _leakage_of(
+    report: RetrievalReport, sets: StoredSets, train: StoredSets, options: Evaluate, processes: Processes
+) -> Leakage:
+    """Return the queries of a file that have a copy in training, and the metrics without them. *Collective*."""
+    queries = sets.queries
+    ids = {"query_ids": sets.get("query_ids"), "gallery_ids": train.get("query_ids")}
+    arguments: dict[str, Any] = {"gallery": train.queries, **ids}
+    if processes.count > 1:
+        queries, arguments = part_of_process(queries, arguments, processes)
+    lowest = ReportDefaults.duplicates_from if options.duplicates_from is None else options.duplicates_from
+    return leakage(
+        report,
+        queries,
+        arguments["gallery"],
+        query_ids=arguments["query_ids"],
+        train_ids=arguments["gallery_ids"],
+        min_score=copy_score(lowest, report, queries.shape[1]),
+        memory_mb=options.settings.memory_mb,
+        share=arguments.get("share", EVERYTHING),
+    )
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of a file: its report, and J.
@@ -173,11 +235,13 @@ class Result:
         report: The metrics of retrieval.
         moments: The moments of the classes, for J; None unless J was requested.
         compression: What compressed forms lose; None unless some were requested.
+        leakage: The queries that have a copy in training; None without training items.
     """
 
     report: RetrievalReport
     moments: ClassMoments | None = None
     compression: CompressionReport | None = None
+    leakage: Leakage | None = None
 
     @property
     def j(self) -> float | None:
@@ -194,6 +258,8 @@ class Result:
             values |= without_nan({DISCRIMINANT_RATIO: self.j})
         if self.compression is not None:
             values["compression"] = self.compression.to_dict()
+        if self.leakage is not None:
+            values["leakage"] = self.leakage.to_dict()
         return values
 
 
@@ -233,6 +299,8 @@ def print_result(result: Result, options: Evaluate) -> None:
         for compressed in compression_tables(result.compression):
             console.print(compressed)
         messages += result.compression.notes
+    if result.leakage is not None:
+        console.print(as_text(result.leakage.in_words()), soft_wrap=True)
     for message in messages:
         console.print(note(in_shell(message, "evaluate")))
 

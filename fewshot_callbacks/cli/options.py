@@ -92,6 +92,9 @@ class Evaluate:
         require: What must hold, such as 'mAP >= 0.70', 'worst(camera) recall@1.high >= 0.6' or, with --against,
             'gain(mAP).low >= 0'; may be passed several times. The exit status is 3 if one does not hold, with a line for
             each that does not.
+        train: Embeddings of the training set by the same model: shows how many queries have a copy there, by their score or
+            by ids, and what each metric is without them.
+        duplicates_from: Lowest cosine of a copy, by default 0.98; for binary codes the lowest share of equal bits.
         save: A file, such as june.report.npz, or an address, where the report is kept for 'fewshot compare'; a file of this
             name is replaced.
         json: Print the report as JSON.
@@ -109,6 +112,8 @@ class Evaluate:
     resume: Path | None = None
     slices: Sequence[str] | None = None
     require: Sequence[str] | None = None
+    train: Path | None = None
+    duplicates_from: float | None = None
     save: Path | None = None
     json: bool = False
     per_class: bool = False
@@ -137,7 +142,8 @@ class Report:
         gallery_images: The same as --images for the gallery.
         against: Embeddings of the same items in the same order, for instance by another model: shows which differences
             are beyond chance.
-        train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both.
+        train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both, and
+            what the first metric is without the queries that have one.
         train_images: The same as --images for that split.
         slices: Arrays with an attribute of each row, such as camera: shows the first metric for the queries of each camera,
             the worst first.

@@ -60,6 +60,8 @@ def run(options: Report) -> None:
     )
     console = Console()
     console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
+    if written.leakage is not None:
+        console.print(as_text(written.leakage.in_words()), soft_wrap=True)
     for sentence in written.omissions:
         console.print(note(in_shell(sentence, "report")), soft_wrap=True)
     if options.output is None and output != UNNAMED:

@@ -47,7 +47,8 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
     # The result depends on these, or the tiles in which states are counted.
     columns = options.columns.passed()
     others = {"unknown": options.unknown, "at_least": options.at_least, "dims": options.dims, "codes": options.codes}
-    for name, value in (asdict(options.settings) | columns | others).items():
+    training = {"train": options.train, "duplicates_from": options.duplicates_from}
+    for name, value in (asdict(options.settings) | columns | others | training).items():
         if value is not None and name != "confidence":  # the command has no option for it
             description[f"--{name}"] = str(value)
     for sets in all_sets:
@@ -55,6 +56,8 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
     for name, column in columns.items():
         if column.lower().endswith(".npy"):
             description[f"content of --{name}"] = _digest_of_files(find_shards(column).files)
+    if options.train is not None:
+        description["content of --train"] = _stamps_of(find_shards(options.train).files)
     if options.judgements is not None:
         description["judgements"] = _digest_of_files([options.judgements])
     for sets in all_sets:

@@ -247,7 +247,7 @@ def load_one_set(file: Path, needed: Sequence[str] = ("labels",), slices: Sequen
 
 
 def first_of_each_id(sets: StoredSets) -> StoredSets:
-    """Return one set with the first item of each id, without the ids; two sets as they are.
+    """Return one set with the first item of each id; two sets as they are.
 
     Raises:
         ValueError: There are more or fewer ids than items, or values of an attribute.
@@ -261,7 +261,7 @@ def first_of_each_id(sets: StoredSets) -> StoredSets:
             "each item."
         )
     mask = are_first(ids)
-    arrays = {name: take_where(values, mask) for name, values in sets.arrays.items() if name != "query_ids"}
+    arrays = {name: take_where(values, mask) for name, values in sets.arrays.items()}
     slices = {name: _where(sets.file, name, values, mask, "ids") for name, values in sets.slices.items()}
     return StoredSets(sets.file, arrays, sets.has_names_of_two, sets.label_names, slices)
 

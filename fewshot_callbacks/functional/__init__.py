@@ -9,6 +9,7 @@ from fewshot_callbacks.functional.episode_accuracy import EpisodeAccuracy, summa
 from fewshot_callbacks.functional.episodes import EpisodeList, sample_episodes, split_episode, split_episodes
 from fewshot_callbacks.functional.health import EmbeddingHealth, embedding_health
 from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accuracy
+from fewshot_callbacks.functional.leaks import Leakage, leakage
 from fewshot_callbacks.functional.linear_probe import PROBE_METRICS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.moments import Moments
 from fewshot_callbacks.functional.neighbours import (
@@ -128,6 +129,7 @@ __all__ = [
     "Interval",
     "KnnReport",
     "Labels",
+    "Leakage",
     "MeasureComparison",
     "MeasuredEvaluation",
     "Metric",
@@ -181,6 +183,7 @@ __all__ = [
     "holm",
     "knn_accuracy",
     "label_groups",
+    "leakage",
     "linear_probe",
     "mean_interval",
     "measure_evaluation",

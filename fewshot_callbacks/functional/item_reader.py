@@ -63,13 +63,15 @@ class Takes(NamedTuple):
     """whether ids and groups exclude candidates, so that both of two sets need them"""
     needs_gallery: bool = False
     """whether one set is not enough"""
+    second: str = "gallery"
+    """name of the argument of the second set; the names of its columns begin with it"""
     id_hashes: bool = False
     """whether the result has a digest of the ids, for which the items have the column `id_hashes`"""
 
     def argument(self, name: str) -> str:
         """Return the name of an argument such as `queries` or `query_ids` in messages."""
         if not self.one_set:
-            return name.replace("query_slices", "slices")  # a gallery has none
+            return name.replace("gallery", self.second).replace("query_slices", "slices")  # a gallery has no slices
         return "embeddings" if name == "queries" else name.removeprefix("query_")
 
 
@@ -79,6 +81,7 @@ TAKES = {
     "evaluate_retrieval": Takes(label_sets=True, id_hashes=True),
     "grouped_recall": Takes(),
     "knn_accuracy": Takes(query_ids_alone=True),
+    "leakage": Takes(labels=False, notes=False, excludes=False, needs_gallery=True, second="train"),
     "linear_probe": Takes(excludes=False, needs_gallery=True),
     "near_duplicates": Takes(labels=False, notes=False),
     "nearest": Takes(labels=False, notes=False),
@@ -134,8 +137,8 @@ def read_items(
     if gallery is None:
         sides["query"] = _stored_in_all(processes, sides["query"], memory)
     else:
-        sides["gallery"] = reader.read("gallery", gallery, share.gallery_places)
-        _check_dims(call, *(side.rows.shape[1] for side in sides.values()), as_codes=reader.as_codes)
+        sides["gallery"] = reader.read(takes.second, gallery, share.gallery_places, is_gallery=True)
+        _check_dims(call, takes, *(side.rows.shape[1] for side in sides.values()), as_codes=reader.as_codes)
     sides, names = reader.with_columns(sides, columns, takes)
     notes = _notes_on_ids(processes, sides) if takes.notes and "labels" in sides["query"].columns else []
     self_match = None if gallery is not None else torch.arange(sides["query"].length)
@@ -287,15 +290,16 @@ class _Reader:
     # whether rows are hashed while they are read
     with_hashes: bool
 
-    def read(self, name: str, array: Any, places: Any) -> Items:
+    def read(self, name: str, array: Any, places: Any, *, is_gallery: bool = False) -> Items:
         """Return the queries or the gallery, without columns. *Collective*.
 
         Args:
             name: `queries` or `gallery`, for messages.
             array: Rows of this process.
             places: Their places; None if the rows of each process follow those of the process before.
+            is_gallery: Whether the rows are the gallery.
         """
-        rows = self._rows(name, array)
+        rows = self._rows(name, array, is_gallery=is_gallery)
         items = len(rows) if rows.ndim else 0
         if items or self.processes.count == 1:  # one of several processes may hold nothing
             code = name if self.as_codes and hasattr(array, "__array__") else tensor_code(name, array)
@@ -335,7 +339,9 @@ class _Reader:
         for argument, values in columns.items():
             prefix, _, kind = argument.partition("_")
             items = len(sides[prefix].places)
-            nouns = "embeddings" if takes.one_set else _nouns(prefix, as_codes=self.as_codes and kind == "labels")
+            nouns = (
+                "embeddings" if takes.one_set else _nouns(prefix, takes, as_codes=self.as_codes and kind == "labels")
+            )
             has_sets = takes.label_sets and kind == "labels"
             labels = read_labels(values, items, takes.argument(argument), nouns, self.call, sets=has_sets)
             read.setdefault(kind, {})[argument] = labels
@@ -355,7 +361,7 @@ class _Reader:
                     of_sides[prefix]["id_hashes"] = sides[prefix].of_all(self.processes, hashes)
         return {prefix: items.with_columns(**of_sides[prefix]) for prefix, items in sides.items()}, names
 
-    def _rows(self, name: str, array: Any) -> Tensor | StoredRows:
+    def _rows(self, name: str, array: Any, *, is_gallery: bool) -> Tensor | StoredRows:
         """Return rows in memory; or rows that stay where they are, if they take much of the budget. *Collective*."""
         is_read = is_read_by_slices(array) and not self.as_codes
         rows = array
@@ -364,7 +370,7 @@ class _Reader:
             rows = as_tensor(rows, name, self.call).cpu()
         in_memory = isinstance(array, Tensor) or type(array) is np.ndarray or not is_read
         # Queries in memory are copied block by block anyway.
-        may_stay = (name == "gallery" or not in_memory) and not self.as_codes and len(rows.shape) == 2
+        may_stay = (is_gallery or not in_memory) and not self.as_codes and len(rows.shape) == 2
         size = 4.0 * math.prod(rows.shape) if may_stay else 0.0
         limit = (LOADED_SHARE if is_read else COPIED_SHARE) * self.memory
         stays = any(self.processes.gather(size > limit)) and size > 0
@@ -428,18 +434,19 @@ def _of_one_type(queries: Items, gallery: Items | None) -> tuple[Items, Items]:
     return replace(queries, rows=queries.rows.to(common)), replace(gallery, rows=gallery.rows.to(common))
 
 
-def _nouns(prefix: str, *, as_codes: bool) -> str:
+def _nouns(prefix: str, takes: Takes, *, as_codes: bool) -> str:
     """Name the items of one side in messages."""
     if prefix == "gallery":
-        return "gallery codes" if as_codes else "gallery items"
+        return f"{takes.second} codes" if as_codes else f"{takes.second} items"
     return "query codes" if as_codes else "queries"
 
 
-def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> None:
+def _check_dims(call: str, takes: Takes, queries: int, gallery: int, *, as_codes: bool) -> None:
     if queries != gallery:
-        fact = f"queries have dimension {queries}, the gallery has {gallery}"
+        second = "the gallery" if takes.second == "gallery" else takes.second
+        fact = f"queries have dimension {queries}, {second} has {gallery}"
         if as_codes:
-            fact = f"codes of {queries} bits cannot be compared with a gallery of {gallery} bits"
+            fact = f"codes of {queries} bits cannot be compared with {second} of {gallery} bits"
         raise InputError(f"{call}: {fact}. Both must come from the same model.")
 
 

@@ -360,7 +360,7 @@ def near_duplicates(
         most = positive_whole(call, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
         memory = memory_bytes(call, memory_mb)
         check_similarity(similarity)
-        threshold = _threshold(min_score, similarity)
+        threshold = score_threshold(call, min_score, similarity)
         arguments = {"min_score": threshold, "similarity": similarity, "most": most, "memory_mb": memory_mb}
         share.refuse_other_settings(call, arguments)
         columns = {"query_ids": query_ids, "gallery_ids": gallery_ids}
@@ -394,15 +394,19 @@ def near_duplicates(
     )
 
 
-def _threshold(min_score: Any, similarity: Similarity) -> float:
-    """Return the threshold as a float, if some score can reach it and another cannot."""
+def score_threshold(call: str, min_score: Any, similarity: Similarity) -> float:
+    """Return the threshold as a float.
+
+    Raises:
+        ValueError: If every score reaches it, or none can.
+    """
     low, high, fix = _RANGES[similarity]
     try:
         threshold = float(min_score)
     except (TypeError, ValueError):
         threshold = math.nan  # refused below
     if not (low <= threshold <= high and math.isfinite(threshold)):
-        raise InputError(f"near_duplicates: no {similarity} score is compared with min_score={min_score!r}. {fix}")
+        raise InputError(f"{call}: no {similarity} score is compared with min_score={min_score!r}. {fix}")
     return threshold
 
 

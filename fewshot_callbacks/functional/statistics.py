@@ -320,6 +320,55 @@ def paired_difference_interval(
     return Interval(width * interval.low, width * interval.high)
 
 
+def subset_difference_interval(
+    subset: Float[Tensor, "items"],
+    values: Float[Tensor, "items"],
+    clusters: Int[Tensor, "items"],
+    confidence: float = 0.95,
+    bounds: tuple[float, float] | None = (0.0, 1.0),
+) -> Interval:
+    """Return the interval of the mean over a subset minus the mean over all: a t interval over clusters.
+
+    The two means share their values, so their difference varies much less than either of them. The mean over a subset is a
+    ratio of two sums; it is linearised, which gives each item a contribution whose mean is the difference.
+
+    Args:
+        subset: The value of each item of the subset; NaN for the other items.
+        values: The value of each item; NaN for items that have none.
+        clusters: The class of each item.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
+        bounds: The smallest and the largest possible value; None if there are none.
+
+    Returns:
+        Both ends; 0 to 0 where no contribution differs from 0, as where the subset is the whole set. NaN where the subset
+        is empty, or with fewer than two clusters.
+
+    Examples:
+        >>> import torch
+        >>> values = torch.tensor([1.0, 0.5, 1.0, 0.25, 0.5, 0.75])
+        >>> subset = torch.tensor([torch.nan, 0.5, torch.nan, 0.25, 0.5, 0.75])
+        >>> low, high = subset_difference_interval(subset, values, torch.arange(6))
+        >>> round(low, 3), round(high, 3)
+        (-0.45, 0.117)
+    """
+    is_kept = ~subset.isnan()
+    count = int((~values.isnan()).sum())
+    if not bool(is_kept.any()):
+        return UNKNOWN
+    mean = exact_mean(values[~values.isnan()])
+    mean_of_subset = exact_mean(subset[is_kept])
+    weight = count / int(is_kept.sum())
+    of_subset = torch.where(is_kept, weight * (subset.double() - mean_of_subset), 0.0)
+    contributions = of_subset - (values.double() - mean) + (mean_of_subset - mean)
+    if are_all_zero(contributions):
+        return EQUAL
+    interval = paired_difference_interval(contributions, clusters, confidence, bounds=None)
+    if bounds is None or math.isnan(interval.low):
+        return interval
+    width = bounds[1] - bounds[0]
+    return Interval(max(-width, interval.low), min(width, interval.high))
+
+
 def units_of(differences: Any, clusters: Any | None, call: str) -> tuple[list[float], list[int]]:
     """Return the mean and the number of the differences of each independent unit: a cluster, or a single difference."""
     differences = _doubles(differences, "differences", call)

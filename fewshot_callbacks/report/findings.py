@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from fewshot_callbacks.functional.leaks import Leakage, copy_score, leakage
 from fewshot_callbacks.functional.neighbours import Neighbours, near_duplicates, nearest
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.suspects import Suspects, suspects
@@ -184,6 +185,8 @@ class ReportFindings:
             looked for, or were not asked for.
         suspect_keys: The set and the index of each item that `suspects` numbers.
         duplicates: Near duplicates of each kind.
+        leakage: The queries that have a copy among the training items, and the metrics without them; None without training
+            items, or if near duplicates were not asked for.
         notes: A sentence on each finding that is missing.
     """
 
@@ -196,6 +199,7 @@ class ReportFindings:
     suspects: Suspects | None
     suspect_keys: list[Key]
     duplicates: list[Duplicates]
+    leakage: Leakage | None
     notes: list[str]
 
 
@@ -238,6 +242,7 @@ def find(
         suspects=suspect_items,
         suspect_keys=suspect_keys,
         duplicates=_find_duplicates(model, train, settings, sets),
+        leakage=_find_leakage(model, train, settings),
         notes=notes,
     )
 
@@ -419,21 +424,63 @@ def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | N
 def _find_duplicates(
     model: Model, train: ReportItems | None, settings: ReportSettings, sets: Sequence[ReportItems]
 ) -> list[Duplicates]:
-    """Find near duplicates inside the searched set, between queries and gallery, and between training items and both."""
+    """Find near duplicates inside the searched set, between queries and gallery, and between training items and both.
+
+    An item that is both query and gallery item, by its id, is no duplicate of itself; an evaluated item that is a training
+    item is one.
+    """
     if not settings.duplicates:
         return []
     compared = [(0, 0)] if model.gallery is None else [(0, 1), (1, 1)]
     if train is not None:
         train_number = len(sets) - 1
         compared = [(number, train_number) for number in range(train_number)] + compared
-    is_code = model.report.similarity == "hamming"
-    return [_duplicates_between(sets, first, second, settings, is_code=is_code) for first, second in compared]
+    return [
+        _duplicates_between(sets, first, second, settings, model.report, with_ids=sets[second] is not train)
+        for first, second in compared
+    ]
+
+
+def _find_leakage(model: Model, train: ReportItems | None, settings: ReportSettings) -> Leakage | None:
+    """Return the queries that have a copy among the training items, by the threshold of near duplicates."""
+    if train is None or not settings.duplicates:
+        return None
+    queries = model.queries
+    return leakage(
+        model.report,
+        queries.embeddings,
+        train.embeddings,
+        query_ids=queries.ids,
+        train_ids=train.ids,
+        min_score=copy_score(settings.duplicates_from, model.report, _dim(queries)),
+        memory_mb=settings.memory_mb,
+    )
+
+
+def _dim(items: ReportItems) -> int:
+    """Return the number of components of an embedding."""
+    return int(torch.as_tensor(items.embeddings[:1]).shape[1])
 
 
 def _duplicates_between(
-    sets: Sequence[ReportItems], first: int, second: int, settings: ReportSettings, *, is_code: bool
+    sets: Sequence[ReportItems],
+    first: int,
+    second: int,
+    settings: ReportSettings,
+    report: RetrievalReport,
+    *,
+    with_ids: bool,
 ) -> Duplicates:
-    """Find near duplicates between two sets, given by number, or inside one; binary codes by their equal bits."""
+    """Find near duplicates between two sets, given by number, or inside one; binary codes by their equal bits.
+
+    Args:
+        sets: The sets of the report.
+        first: Number of one set.
+        second: Number of the other set, or of the same one.
+        settings: The numbers of the report.
+        report: The evaluation.
+        with_ids: Whether two items with the same id are one item, and no pair.
+    """
     first_items = sets[first]
     second_items = sets[second]
     is_one_set = first == second
@@ -442,20 +489,15 @@ def _duplicates_between(
         return Duplicates(kind, [], 0)
     first_ids: list[Any] = []
     second_ids: list[Any] = []
-    has_ids = not is_one_set and first_items.ids is not None and second_items.ids is not None
+    has_ids = with_ids and not is_one_set and first_items.ids is not None and second_items.ids is not None
     if has_ids:
         first_ids = np.asarray(first_items.ids).tolist()
         second_ids = np.asarray(second_items.ids).tolist()
-    min_score = settings.duplicates_from
-    if is_code:
-        bits = torch.as_tensor(first_items.embeddings[:1]).shape[1]
-        # The score of two codes is minus the number of bits that differ.
-        min_score = -float(round((1 - min_score) * bits))
     duplicates = near_duplicates(
         first_items.embeddings,
         None if is_one_set else second_items.embeddings,
-        min_score=min_score,
-        similarity="hamming" if is_code else "cosine",
+        min_score=copy_score(settings.duplicates_from, report, _dim(first_items)),
+        similarity="hamming" if report.similarity == "hamming" else "cosine",
         # Each item may be found as a duplicate of itself in the other set; these pairs are left out below.
         most=settings.duplicates + (len(first_items) if has_ids else 0),
         memory_mb=settings.memory_mb,

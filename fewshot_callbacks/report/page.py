@@ -23,6 +23,7 @@ from torch import Tensor
 from fewshot_callbacks import __version__
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import WRITER, target_of, write_whole
+from fewshot_callbacks.functional.leaks import Leakage
 from fewshot_callbacks.functional.means import class_means
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, SliceGains, Slices, compare_reports
 from fewshot_callbacks.functional.retrieval.slice_gains import compare_all_slices
@@ -381,11 +382,13 @@ class WrittenReport:
         path: Path of the file.
         size: Size of the file in bytes.
         omissions: A sentence on each part that the report does not show; empty if nothing was left out.
+        leakage: The queries that have a copy in training, which the page counts in a sentence; None without training items.
     """
 
     path: Path
     size: int
     omissions: tuple[str, ...]
+    leakage: Leakage | None = None
 
 
 def write_report(
@@ -410,7 +413,8 @@ def write_report(
         report: The result of `evaluate_retrieval` for all of these queries.
         queries: The queries.
         gallery: The gallery; by default each query was searched among all others.
-        train: Another split, which is searched for near duplicates of queries and gallery items.
+        train: Another split, such as the training set, which is searched for near duplicates of queries and gallery items. A
+            sentence says how many queries have one, and what the first metric is without them.
         other: An evaluation of the same queries with a second model, to compare with.
         title: Title of the page.
         name: Name of the model or of its file.
@@ -449,7 +453,7 @@ def write_report(
             f"pictures. Choose fewer queries."
         )
     write_whole(path, page)
-    return WrittenReport(Path(path), len(page), tuple(omissions))
+    return WrittenReport(Path(path), len(page), tuple(omissions), findings.leakage)
 
 
 def check_writable(path: str | Path) -> None:

@@ -130,6 +130,34 @@ def test_gains_in_slices_are_those_against_the_other_file(folder, tmp_path):
     assert len(re.findall('data-name="first - second"', html)) == 2
 
 
+def test_the_queries_that_leak_from_training_are_counted_with_their_price(folder, capsys):
+    with np.load(folder / "one.npz") as one:
+        rows, labels = one["embeddings"], one["labels"]
+    train = np.concatenate([rows[:9], np.random.default_rng(1).normal(size=(20, 12))])
+    np.savez(folder / "train.npz", embeddings=train, labels=np.zeros(29, int), ids=np.arange(1000, 1029))
+    html, _ = report(folder, "one.npz", "--train", folder / "train.npz")
+    [sentence] = re.findall(r'<p id="leakage">(.*)</p>', html)
+    values = evaluate_retrieval(rows, labels).per_query["mAP"]
+    facts = ("12.5 %", "9 of 72", f"{values[9:].mean():.4f}", f"{values.mean():.4f}")
+    assert missing_facts(sentence, facts) == []
+    assert html.index(sentence) < html.index('id="duplicate-list"')
+    assert sentence in capsys.readouterr().out
+    for words in (["--train", folder / "train.npz", "--duplicates", 0], []):
+        html, _ = report(folder, "one.npz", *words)
+        assert 'id="leakage"' not in html
+
+
+def test_items_of_both_splits_by_their_ids_are_counted_and_listed(folder):
+    with np.load(folder / "one.npz") as one:
+        rows, labels = one["embeddings"], one["labels"]
+    np.savez(folder / "with_ids.npz", embeddings=rows, labels=labels, ids=np.arange(72))
+    np.savez(folder / "same_ids.npz", embeddings=rows[:9], labels=labels[:9], ids=np.arange(9))
+    html, data = report(folder, "with_ids.npz", "--train", folder / "same_ids.npz")
+    assert missing_facts(html, ("9 of 72; 9 by id",)) == []
+    between = next(group for group in data["duplicates"] if "training items" in group["kind"])
+    assert {(pair[0], pair[1]) for pair in between["pairs"]} >= {(f"0-{n}", f"1-{n}") for n in range(9)}
+
+
 def test_queries_and_gallery_are_reported_without_images(folder):
     _, data = report(folder, "split.npz", "--similarity", "euclidean")
     assert {group["kind"] for group in data["duplicates"]} == {"between queries and gallery", "inside gallery"}

@@ -16,6 +16,7 @@ from tests.messages import refused
 ROWS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).bfloat16().float()
 EIGHTHS = ROWS.to(torch.float8_e4m3fn).float()  # numbers that 8 bits hold
 LABELS = torch.arange(40) % 4
+OF_ROWS = evaluate_retrieval(ROWS, LABELS)
 CALLS = {
     name: partial(CALLS_WITH_LABELS[name], labels=LABELS)
     for name in ("evaluate_retrieval", "grouped_recall", "nearest", "suspects", "discriminant_ratio")
@@ -23,6 +24,7 @@ CALLS = {
     "variance_ratio": lambda items: functional.variance_ratio(items, LABELS),
     "knn_accuracy": lambda items: functional.knn_accuracy(items, LABELS, k=3).values,
     "near_duplicates": lambda items: functional.near_duplicates(items, min_score=0.5).total,
+    "leakage": lambda items: functional.leakage(OF_ROWS, items, items, min_score=0.9).scores,
     "embedding_health": lambda items: functional.embedding_health(items, LABELS),
     "trial_scores": lambda items: functional.trial_scores(items, [0, 1], [4, 6]),
     "linear_probe": lambda items: functional.linear_probe(items, LABELS, items, LABELS).values,

@@ -13,6 +13,7 @@ from fewshot_callbacks import (
     evaluate_retrieval,
     evaluate_trials,
     knn_accuracy,
+    leakage,
     linear_probe,
 )
 from fewshot_callbacks.functional import embedding_health, near_duplicates, nearest, read_trials, suspects
@@ -43,6 +44,7 @@ RESULTS = {
     "identification": lambda: evaluate_identification(ROWS[:300], LABELS[:300], ROWS[300:], LABELS[300:] % 19),
     "nearest": lambda: nearest(ROWS, LABELS, k=10),
     "near duplicates": lambda: near_duplicates(ROWS, min_score=0.5),
+    "leakage": lambda: leakage(FIRST, ROWS, torch.cat([ROWS[:30], -ROWS])),
     "suspects": lambda: suspects(ROWS, WORDS[:590] + ["class 0"] * 10, min_probability=0),
 }
 

@@ -72,6 +72,9 @@ CALLS = {
     "many items": lambda: evaluate_retrieval(ONE, [1], MANY, MANY_LABELS, metrics="auroc", **DOT).values,
     "knn_accuracy": lambda: functional.knn_accuracy(ITEMS, LABELS, OTHERS, LABELS, k=(3, 5)),
     "embedding_health": lambda: functional.embedding_health(ITEMS, WORDS),
+    "leakage": lambda: vars(
+        functional.leakage(FIRST, ITEMS, OTHERS, min_score=0.95, query_ids=ONE_EACH, train_ids=ONE_EACH + 70)
+    ),
     "linear_probe": lambda: functional.linear_probe(ITEMS, LABELS, OTHERS, LABELS),
     "a regression": lambda: functional.linear_probe(ITEMS, OTHERS[:, 0], OTHERS, ITEMS[:, 1].tolist()),
     "evaluate_trials": lambda: functional.evaluate_trials(
