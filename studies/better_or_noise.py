@@ -15,13 +15,19 @@ validations in an order of its own. Every validation has the same true value the
 It writes to runs/better_or_noise (--output):
 
     glyphs_seed0.npz     the values of each query at each validation; a training that has this file is not repeated
-    tables.md            the tables of docs/intervals.md
+    tables.md            every number
     figures.json         what the figure is drawn from
+
+The tables of docs/intervals.md have the lowest and the highest value over both data sets, both metrics and both sizes:
+
+    python studies/better_or_noise.py --summary docs/figures/data/better_or_noise*.json
 """
 
 import argparse
+import json
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +56,9 @@ parser.add_argument("--validations", type=int, default=60, help="of each trainin
 parser.add_argument("--steps", type=int, default=20, help="between two validations")
 parser.add_argument("--draws", type=int, default=100, help="test sets drawn for each training")
 parser.add_argument("--output", type=Path, default=Path("runs/better_or_noise"))
+parser.add_argument(
+    "--summary", type=Path, nargs="+", metavar="FILE", help="print the tables of the page from figures.json"
+)
 options = parser.parse_args()
 training_classes, width, batch_size, learning_rate = 200, 16, 64, 1e-3
 SIZES = (30, 100)  # classes of a test set
@@ -276,6 +285,51 @@ def power_of(pair: np.ndarray, classes: int) -> float:
 # ---------------------------------------------------------------------------------------------------------------- main
 def percent(share: float) -> str:
     return f"{100 * share:.0f}"
+
+
+def ends(shares: Iterable[float]) -> str:
+    """The lowest and the highest of some shares, in percent."""
+    low, *_, high = sorted([percent(share) for share in shares], key=int) * 2
+    return low if low == high else f"{low}-{high}"
+
+
+def summary(runs: list[dict]) -> list[str]:
+    """The lines of the tables of docs/intervals.md, from the figures.json of several data sets."""
+    titles = ["population", "compared with", *map(str, READ_AT), "a false better", "a false worse"]
+    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * len(titles))} |"]
+    for population in ("as trained", "unchanging"):
+        for rule in RULES:
+            rows = [
+                row for run in runs for row in run["gains"] if (row["population"], row["rule"]) == (population, rule)
+            ]
+            cells = [
+                ends(row["covered"][str(at)] for row in rows) if str(at) in rows[0]["covered"] else "" for at in READ_AT
+            ]
+            cells += [ends(row[key] for row in rows) for key in ("false_better", "false_worse")]
+            lines.append(f"| {population} | {rule} | {' | '.join(cells)} |")
+    lines += ["", "| ten networks | 30 classes | 100 classes |", "| --- | --- | --- |"]
+    for kind in ("as trained", "equal"):
+        shares = zip(*(row["shares"] for run in runs for row in run["ranks"] if row["kind"] == kind), strict=True)
+        lines.append(f"| {kind} | {' | '.join(map(ends, shares))} |")
+    lines += ["", "| ten slices | classes | all at 95 % each | all together | the worst | a false alarm |"]
+    lines += [f"| {' | '.join(['---'] * 6)} |"]
+    for kind in ("across classes", "of whole classes"):
+        for classes in SIZES:
+            rows = [row for run in runs for row in run["slices"] if (row["kind"], row["classes"]) == (kind, classes)]
+            cells = [ends(row[key] for row in rows) for key in ("alone", "together", "worst", "false_alarm")]
+            lines.append(f"| {kind} | {classes} | {' | '.join(cells)} |")
+    lines += ["", "| pilot | power of the estimate: 10th, 50th, 90th percentile of pilots | of the safe number |"]
+    lines += ["| --- | --- | --- |"]
+    for pilot in PILOTS:
+        plans = [row["plans"] for run in runs for row in run["plans"] if row["pilot"] == pilot]
+        cells = [", ".join(ends(plan[at][place] for plan in plans) for at in range(3)) for place in (2, 3)]
+        lines.append(f"| {pilot} classes | {' | '.join(cells)} |")
+    return lines
+
+
+if options.summary:
+    print("\n".join(summary([json.loads(file.read_text()) for file in options.summary])))
+    sys.exit()
 
 
 options.output.mkdir(parents=True, exist_ok=True)

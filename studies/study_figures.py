@@ -236,6 +236,39 @@ def norm_ratio(data: Data) -> Figure:
     return figure
 
 
+RULES = {
+    "best": ('better beyond chance (compare="best")', MethodStyle(BLACK, "o", "-")),
+    "first": ("the first", MethodStyle(GREY, "D", (0, (1.2, 1.2)))),
+    "best by value": ("the best value", MethodStyle(VERMILION, "s", (0, (4, 1.2)))),
+}
+"""Rule -> which validation is the reference, in the legend, and how it is drawn."""
+
+
+@in_house_style
+def better_or_noise(data: Data) -> Figure:
+    """How often an interval of the gain contains the true gain, over the number of the validation."""
+    figure = new_figure(3.2)
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = {"as trained": "As trained", "unchanging": "Nothing changes"}
+    for axes, (population, title) in zip(panels, titles.items(), strict=True):
+        for found in data["gains"]:
+            if (found["population"], found["metric"], found["classes"]) != (population, "mAP", 100):
+                continue
+            name, style = RULES[found["rule"]]
+            numbers = [int(number) for number in found["covered"]]
+            covered = [100 * share for share in found["covered"].values()]
+            axes.plot(
+                numbers, covered, color=style.colour, linestyle=style.dashes, marker=style.marker, markersize=4,
+                markevery=max(1, len(numbers) // 10), label=name,
+            )  # fmt: skip
+        axes.axhline(95, color=BLACK, linewidth=0.8, zorder=1)
+        axes.set(xlabel="validation", title=title)
+    panels[0].set_ylabel("intervals with\nthe true gain (%)")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, title="compared with", loc="outside lower center", ncols=len(names))
+    return figure
+
+
 LEAST = 1e-5  # of 1 - φ: what is smaller is drawn there
 
 
@@ -289,6 +322,7 @@ FIGURES: Mapping[str, Callable[[Data], Figure]] = {
     "average_precision_loss": average_precision_loss,
     "distance_ratio_accuracy": accuracy,
     "distance_ratio_norm_ratio": norm_ratio,
+    "better_or_noise": better_or_noise,
 }
 """Name of the figure in the documentation -> how to draw it."""
 

@@ -98,6 +98,11 @@ STUDIES = {
         draw_study("distance_ratio"),
         ("python studies/reproduce_distance_ratio.py --output runs/figures/distance_ratio",),
     ),
+    "better_or_noise": Study(
+        ("better_or_noise",),
+        draw_study("better_or_noise"),
+        ("python studies/better_or_noise.py --output runs/figures/better_or_noise",),
+    ),
     "maps": Study(("distance_ratio_maps_plane", "distance_ratio_maps_sphere"), draw_maps),
     "glyphs": Study(("glyphs",), draw_glyphs),
     "icons": Study(("icons",), draw_icons),

@@ -14,6 +14,7 @@ DATA = {
     **dict.fromkeys(("class_count", "dropout_gap", "model_size_gap"), "class_count_invariance"),
     **dict.fromkeys(("distance_ratio_accuracy", "distance_ratio_norm_ratio"), "distance_ratio"),
     "average_precision_loss": "average_precision_loss",
+    "better_or_noise": "better_or_noise",
 }
 
 
