@@ -237,7 +237,7 @@ def norm_ratio(data: Data) -> Figure:
 
 
 RULES = {
-    "best": ('better beyond chance (compare="best")', MethodStyle(BLACK, "o", "-")),
+    "best": ('the last that was better (compare="best")', MethodStyle(BLACK, "o", "-")),
     "first": ("the first", MethodStyle(GREY, "D", (0, (1.2, 1.2)))),
     "best by value": ("the best value", MethodStyle(VERMILION, "s", (0, (4, 1.2)))),
 }

@@ -74,6 +74,15 @@ def test_tables_are_those_that_the_code_prints(page, block, output, tmp_path, mo
 
 
 @pytest.mark.usefixtures("as_users_run_it")
+def test_the_classes_that_are_needed_are_those_that_the_code_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, slices, needed = blocks("better.md", "python")
+    shown = blocks("better.md", "text")[3]
+    printed = printed_by(slices + needed).splitlines()[-len(shown.splitlines()) :]
+    assert differences("\n".join(printed), shown) == []
+
+
+@pytest.mark.usefixtures("as_users_run_it")
 def test_the_lines_of_the_gate_are_those_of_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     printed_by(blocks("better.md", "python")[1])  # writes the files

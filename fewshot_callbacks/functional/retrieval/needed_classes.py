@@ -20,8 +20,7 @@ from fewshot_callbacks.system.words import counted
 
 # Share of pilots whose standard error is not below the bound from which the careful number is computed.
 CAREFUL = 0.8
-# With fewer classes in a pilot the number of classes is off by a factor of two or more in one of ten pilots
-# (`studies/better_or_noise.py`).
+# From 20 classes, one estimate in five is off by a factor of 1.7 or more, from 50 by 1.5 (`studies/better_or_noise.py`).
 FEW_CLASSES = 50
 
 
@@ -64,7 +63,7 @@ class ClassesNeeded:
             f"{counted(self.classes, 'class')}, to be safe {self.careful:,} (estimated from {self.pilot_classes:,})."
         )
         if self.pilot_classes < FEW_CLASSES:
-            sentence += f" An estimate from fewer than {FEW_CLASSES} classes only gives the order of magnitude."
+            sentence += f"\nAn estimate from fewer than {FEW_CLASSES} classes only gives the order of magnitude."
         return sentence
 
 
