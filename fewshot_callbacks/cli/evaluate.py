@@ -41,6 +41,7 @@ from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     Relevance,
     RetrievalReport,
+    Share,
     SliceGains,
     compare_reports,
     compare_slices,
@@ -73,22 +74,24 @@ def run(options: Evaluate) -> int:
     settings = from_keywords(evaluate_retrieval, asdict(options.settings))
     compression = compression_of(options.dims or (), options.codes or (), settings)
     requirements = _requirements_of(options, settings)
-    all_sets = _read_files(options)
-    for sets in all_sets:
-        compression.refuse_wide(sets.queries.shape[1])
-    if wants_j:
-        for sets in all_sets:
-            check_labels_for_j(sets)
     processes = joined_processes()
-    if len(all_sets) > 1:
-        check_same_items(*all_sets, kind="labels" if options.judgements is None else "ids")
+    with processes.together():
+        all_sets = _read_files(options, processes)
+        for sets in all_sets:
+            compression.refuse_wide(sets.queries.shape[1])
+        if wants_j:
+            for sets in all_sets:
+                check_labels_for_j(sets)
+        if len(all_sets) > 1:
+            check_same_items(*all_sets, kind="labels" if options.judgements is None else "ids", processes=processes)
+        relevances = [judged_relevance(sets, options, processes) for sets in all_sets]
     journal = journal_of(options, processes, all_sets)
     if journal is not None and journal.goes_on and processes.rank == 0:
         print(f"The evaluation goes on from the state in {printable(options.resume)}.", file=sys.stderr)
     has_bar = not options.json
     # The state is removed after everything is printed.
     with journaling(journal):
-        inputs = [inputs_of(sets, judged_relevance(sets, options), processes) for sets in all_sets]
+        inputs = [inputs_of(sets, relevance, processes) for sets, relevance in zip(all_sets, relevances, strict=True)]
         reports = [evaluate_sets(*inputs_of_file, settings, has_bar=has_bar) for inputs_of_file in inputs]
         compressed = None
         if not compression.are_none:
@@ -131,8 +134,8 @@ def _check_options(options: Evaluate) -> None:
         refuse_input(options.save, "--save", (options.file, options.judgements))
 
 
-def _read_files(options: Evaluate) -> list[StoredSets]:
-    """Return the sets of the file and of `--against`.
+def _read_files(options: Evaluate, processes: Processes) -> list[StoredSets]:
+    """Return the sets of the file and of `--against`. *Collective*.
 
     Raises:
         ValueError: As `read_sets` does, and if the means of classes are wanted of items without one label each.
@@ -141,7 +144,9 @@ def _read_files(options: Evaluate) -> list[StoredSets]:
     needed = ("labels",) if options.judgements is None else ()
     # The queries of the other file are the same, and so are their slices.
     slices: list[Sequence[str]] = [options.slices or (), ()]
-    all_sets = [read_sets(file, options.columns, needed, names) for file, names in zip(files, slices, strict=False)]
+    all_sets = [
+        read_sets(file, options.columns, needed, names, processes) for file, names in zip(files, slices, strict=False)
+    ]
     if options.per_class and (options.judgements is not None or all_sets[0].have_several_labels()):
         raise InputError("--per_class needs one label for each item: judgements and several labels have no classes.")
     return all_sets
@@ -307,20 +312,23 @@ def check_labels_for_j(sets: StoredSets) -> None:
     raise InputError(f"J needs one label for each row, and {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
 
 
-def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "labels") -> None:
-    """Refuse another file if its items differ from the first file's.
+def check_same_items(
+    sets: StoredSets, others: StoredSets, *, kind: str = "labels", processes: Processes = ALONE
+) -> None:
+    """Refuse another file if its items differ from the first file's. *Collective*.
 
     Args:
         sets: The sets of the first file.
         others: Those of the other one.
         kind: What is compared: "labels" or "ids".
+        processes: The processes that read both.
 
     Raises:
         ValueError: The labels or ids of their queries or of their galleries differ.
     """
     for name in (f"query_{kind}", f"gallery_{kind}"):
-        first = np.asarray(sets.arrays.get(name, ()))
-        second = np.asarray(others.arrays.get(name, ()))
+        first = sets.column_of_all(name, processes)
+        second = others.column_of_all(name, processes)
         if not np.array_equal(first, second):
             raise InputError(
                 f"{sets.file} holds {len(first):,} {sets.name_in_file(name)}, {others.file} {len(second):,}, and they are "
@@ -339,6 +347,8 @@ def inputs_of(
         arguments |= {name: sets.get(name) for name in names}
     else:
         arguments["relevance"] = relevance
+    if sets.is_part:
+        return sets.queries, arguments | {"share": Share(processes)}
     if processes.count > 1:
         return part_of_process(sets.queries, arguments, processes)
     return sets.queries, arguments
@@ -404,8 +414,8 @@ def _progress_bar(*, is_wanted: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
-    """Return the relevance by the judgements for the queries of a file of embeddings; None without judgements.
+def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes = ALONE) -> Relevance | None:
+    """Return the relevance by the judgements for the queries of all processes; None without judgements. *Collective*.
 
     Raises:
         ValueError: If the file does not exist, the arrays have no ids, or as `Relevance.from_judgements` does.
@@ -426,9 +436,9 @@ def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
             f"judgements name items by their ids, and the file has no {' and no '.join(map(repr, missing))}. Write them: "
             f"numpy.savez(path, {form})."
         )
-    ids = [sets.arrays["query_ids"].tolist()]
+    ids = [sets.column_of_all("query_ids", processes).tolist()]
     if sets.gallery is not None:
-        ids.append(sets.arrays["gallery_ids"].tolist())
+        ids.append(sets.column_of_all("gallery_ids", processes).tolist())
     at_least = 1.0 if options.at_least is None else options.at_least
     return Relevance.from_judgements(judgements, *ids, unknown=options.unknown or "error", at_least=at_least)
 
@@ -436,8 +446,11 @@ def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
 def moments_of_all(sets: StoredSets) -> ClassMoments:
     """Return the moments of the classes of all rows, of queries and gallery together.
 
-    An item counts once, even if its id comes several times, or among the queries and in the gallery.
+    An item counts once, even if its id comes several times, or among the queries and in the gallery. The last digits of a
+    sum depend on the order of its terms, so one process reads the rows of all.
     """
+    if sets.whole is not None:
+        sets = sets.whole()
     query_ids = sets.get("query_ids")
     moments = moments_of(*_first_rows(sets.queries, sets.get("query_labels"), query_ids))
     if sets.gallery is None:
