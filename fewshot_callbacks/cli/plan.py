@@ -53,8 +53,8 @@ class Sizes(NamedTuple):
     dtype: str
 
 
-class Reading(NamedTuple):
-    """What is read of the files of a plan."""
+class PlannedFiles(NamedTuple):
+    """The files of a plan, and which of their vectors are those of all items."""
 
     # the name of the vectors of all items, or of the gallery; None to find it
     embeddings: str | None
@@ -69,7 +69,7 @@ class Reading(NamedTuple):
     def as_values(self, plan: EvaluationPlan) -> dict[str, float | None]:
         """Return plain values for JSON. The speed of reading is None before all files are on this machine."""
         speed = None
-        if not self.bytes_to_fetch:
+        if all(isinstance(file, Path) for file in self.listed.files):
             shards = Shards(self.listed, embeddings=self.embeddings)
             speed = reading_speed(shards) * plan.gallery_bytes / len(shards)
         read = READS * plan.gallery_bytes
@@ -83,10 +83,10 @@ def run(options: Plan) -> None:
         ValueError: Sizes are missing, or given together with files; or as `Shards` and `plan_evaluation` do.
     """
     _refuse_options_of_here(options)
-    reading = None
+    files = None
     if options.files is not None:
-        reading = _reading(options.files, options)
-        sizes = _sizes_of_files(reading, options)
+        files = _planned_files(options.files, options)
+        sizes = _sizes_of_files(files, options)
     elif options.queries is None or options.dim is None:
         raise InputError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
     else:
@@ -99,7 +99,7 @@ def run(options: Plan) -> None:
         max_queries=options.max_queries,
         dtype=cast(EmbeddingType, sizes.dtype),  # `plan_evaluation` refuses other types
     )
-    read = {} if reading is None else reading.as_values(plan)
+    read = {} if files is None else files.as_values(plan)
     measured = _measured(plan, options) if options.here else None
     if options.json:
         measurement = {} if measured is None else {"here": asdict(measured)}
@@ -148,7 +148,7 @@ def _measured(plan: EvaluationPlan, options: Plan) -> MeasuredEvaluation:
     return measure_evaluation(plan, sets.queries, sets.get("query_labels"), sets.gallery, sets.get("gallery_labels"))
 
 
-def _reading(files: str, options: Plan) -> Reading:
+def _planned_files(files: str, options: Plan) -> PlannedFiles:
     """Return the files of all items, or of the gallery if a file has two sets; print notes on them."""
     if options.dim is not None or options.gallery is not None:
         raise InputError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
@@ -157,16 +157,16 @@ def _reading(files: str, options: Plan) -> Reading:
     listed = listed._replace(files=listed.fetched()) if options.here else listed.with_copies()
     names = array_axes(listed.files[0]).keys()
     are_two_sets = options.embeddings is None and {"queries", "gallery"} <= names
-    return Reading("gallery" if are_two_sets else options.embeddings, listed)
+    return PlannedFiles("gallery" if are_two_sets else options.embeddings, listed)
 
 
-def _sizes_of_files(reading: Reading, options: Plan) -> Sizes:
+def _sizes_of_files(files: PlannedFiles, options: Plan) -> Sizes:
     """Return the number, the dimension and the number format of the items in files."""
-    items = read_vector_heads(reading.listed, reading.embeddings)
-    are_two_sets = options.embeddings is None and reading.embeddings == "gallery"
+    items = read_vector_heads(files.listed, files.embeddings)
+    are_two_sets = options.embeddings is None and files.embeddings == "gallery"
     queries = options.queries
     if queries is None:
-        queries = read_vector_heads(reading.listed, "queries").rows if are_two_sets else items.rows
+        queries = read_vector_heads(files.listed, "queries").rows if are_two_sets else items.rows
     is_one_set = not are_two_sets and queries == items.rows
     return Sizes(queries, None if is_one_set else items.rows, items.dim, str(items.dtype).removeprefix("torch."))
 
