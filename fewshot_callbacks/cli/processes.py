@@ -96,8 +96,9 @@ def list_in_all(file: Path, processes: Processes) -> ListedShards:
     if processes.count == 1:
         return listed
     sizes = read_in_all(processes, listed.sizes)
-    names_and_sizes = list(zip(map(str, listed.files), sizes, strict=True))
-    digest = hashlib.sha256(repr(names_and_sizes).encode(errors="surrogateescape")).hexdigest()[:8]
+    # Each machine may have the files in a folder of its own.
+    names_and_sizes = [(file.name, size) for file, size in zip(listed.files, sizes, strict=True)]
+    digest = hashlib.sha256(repr(names_and_sizes).encode()).hexdigest()[:8]
     by_rank = processes.gather(f"{counted(len(sizes), 'file')} (digest of names and sizes {digest})")
     for rank, of_rank in enumerate(by_rank):
         if of_rank != by_rank[0]:
