@@ -6,7 +6,10 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 
+import fsspec
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 
 @contextlib.contextmanager
@@ -44,3 +47,33 @@ def s3_server(monkeypatch) -> Iterator[object]:
     finally:
         S3FileSystem.clear_instance_cache()
         server.stop()
+
+
+def counting_store(folder: str) -> list[tuple[str, int]]:
+    """Show a folder at counted://, and return a list of the reads from now on: the name of a file, and the bytes."""
+    reads: list[tuple[str, int]] = []
+
+    class RangeFile(AbstractBufferedFile):
+        """A file that is read by ranges of bytes, as files in a bucket are."""
+
+        def _fetch_range(self, start: int, end: int) -> bytes:
+            content: bytes = self.fs.cat_file(self.path, start=start, end=end)
+            reads.append((self.path, len(content)))
+            return content
+
+    class CountingStore(DirFileSystem):
+        protocol = "counted"
+
+        def __init__(self, **settings: object) -> None:
+            super().__init__(path=folder, fs=fsspec.filesystem("file"))
+
+        def get_file(self, path: str, local: str, **settings: object) -> None:
+            reads.append((path, self.info(path)["size"]))
+            super().get_file(path, local, **settings)
+
+        def open(self, path: str, mode: str = "rb", **settings: object) -> RangeFile:
+            return RangeFile(self, path, mode, **settings)
+
+    fsspec.register_implementation("counted", CountingStore, clobber=True)
+    CountingStore.clear_instance_cache()
+    return reads

@@ -43,6 +43,7 @@ from fewshot_callbacks.functional.retrieval import (
     CompressionReport,
     Relevance,
     RetrievalReport,
+    Share,
     compare_reports,
     evaluate_retrieval,
 )
@@ -76,24 +77,26 @@ def run(options: Evaluate) -> int:
     settings = from_keywords(evaluate_retrieval, asdict(options.settings))
     compression = compression_of(options.dims or (), options.codes or (), settings)
     requirements = _requirements_of(options, settings)
-    saved = _saved_report(options)
-    all_sets = _read_files(options, has_saved=saved is not None)
-    train = _read_train(options, all_sets[0])
-    for sets in all_sets:
-        compression.refuse_wide(sets.queries.shape[1])
-    if wants_j:
-        for sets in all_sets:
-            check_labels_for_j(sets)
     processes = joined_processes()
-    if len(all_sets) > 1:
-        check_same_items(*all_sets, kind="labels" if options.judgements is None else "ids")
-    journal = journal_of(options, processes, all_sets)
+    with processes.together():
+        saved = _saved_report(options)
+        all_sets = _read_files(options, processes, has_saved=saved is not None)
+        train = _read_train(options, all_sets[0], processes)
+        for sets in all_sets:
+            compression.refuse_wide(sets.queries.shape[1])
+        if wants_j:
+            for sets in all_sets:
+                check_labels_for_j(sets)
+        if len(all_sets) > 1:
+            check_same_items(*all_sets, kind="labels" if options.judgements is None else "ids", processes=processes)
+        relevances = [judged_relevance(sets, options, processes) for sets in all_sets]
+    journal = journal_of(options, processes, all_sets if train is None else [*all_sets, train])
     if journal is not None and journal.goes_on and processes.rank == 0:
         print(f"The evaluation goes on from the state in {printable(options.resume)}.", file=sys.stderr)
     has_bar = not options.json
     # The state is removed after everything is printed.
     with journaling(journal):
-        inputs = [inputs_of(sets, judged_relevance(sets, options), processes) for sets in all_sets]
+        inputs = [inputs_of(sets, relevance, processes) for sets, relevance in zip(all_sets, relevances, strict=True)]
         reports = [evaluate_sets(*inputs_of_file, settings, has_bar=has_bar) for inputs_of_file in inputs]
         compressed = None
         if not compression.are_none:
@@ -163,8 +166,8 @@ def _saved_report(options: Evaluate) -> RetrievalReport | None:
     return None
 
 
-def _read_files(options: Evaluate, *, has_saved: bool) -> list[StoredSets]:
-    """Return the sets of the file, and of `--against` unless that is a saved report.
+def _read_files(options: Evaluate, processes: Processes, *, has_saved: bool) -> list[StoredSets]:
+    """Return the sets of the file, and of `--against` unless that is a saved report. *Collective*.
 
     Raises:
         ValueError: As `read_sets` does, and if the means of classes are wanted of items without one label each.
@@ -175,14 +178,16 @@ def _read_files(options: Evaluate, *, has_saved: bool) -> list[StoredSets]:
     needed = ("labels",) if options.judgements is None else ()
     # The queries of the other file are the same, and so are their slices.
     slices: list[Sequence[str]] = [options.slices or (), ()]
-    all_sets = [read_sets(file, options.columns, needed, names) for file, names in zip(files, slices, strict=False)]
+    all_sets = [
+        read_sets(file, options.columns, needed, names, processes) for file, names in zip(files, slices, strict=False)
+    ]
     if options.per_class and (options.judgements is not None or all_sets[0].have_several_labels()):
         raise InputError("--per_class needs one label for each item: judgements and several labels have no classes.")
     return all_sets
 
 
-def _read_train(options: Evaluate, sets: StoredSets) -> StoredSets | None:
-    """Return the training items; None without `--train`.
+def _read_train(options: Evaluate, sets: StoredSets, processes: Processes) -> StoredSets | None:
+    """Return the training items; None without `--train`. *Collective*.
 
     Raises:
         ValueError: As `read_sets` does, and if the file has queries and a gallery, or vectors of another dim than the sets.
@@ -190,7 +195,7 @@ def _read_train(options: Evaluate, sets: StoredSets) -> StoredSets | None:
     if options.train is None:
         return None
     columns = Columns(embeddings=options.columns.embeddings, ids=options.columns.ids)
-    train = read_sets(options.train, columns, ())
+    train = read_sets(options.train, columns, (), processes=processes)
     if train.gallery is not None:
         raise InputError(
             f"{path_text(options.train)} holds queries and a gallery, and --train needs one set. Write it with "
@@ -209,22 +214,27 @@ def _leakage_of(
     report: RetrievalReport, sets: StoredSets, train: StoredSets, options: Evaluate, processes: Processes
 ) -> Leakage:
     """Return the queries of a file that have a copy in training, and the metrics without them. *Collective*."""
-    queries = sets.queries
-    ids = {"query_ids": sets.get("query_ids"), "gallery_ids": train.get("query_ids")}
-    arguments: dict[str, Any] = {"gallery": train.queries, **ids}
-    if processes.count > 1:
-        queries, arguments = part_of_process(queries, arguments, processes)
+    queries, query_ids = _rows_of_process(sets, processes)
+    items, train_ids = _rows_of_process(train, processes)
     lowest = ReportDefaults.duplicates_from if options.duplicates_from is None else options.duplicates_from
     return leakage(
         report,
         queries,
-        arguments["gallery"],
-        query_ids=arguments["query_ids"],
-        train_ids=arguments["gallery_ids"],
+        items,
+        query_ids=query_ids,
+        train_ids=train_ids,
         min_score=copy_score(lowest, report, queries.shape[1]),
         memory_mb=options.settings.memory_mb,
-        share=arguments.get("share", EVERYTHING),
+        share=Share(processes),
     )
+
+
+def _rows_of_process(sets: StoredSets, processes: Processes) -> tuple[Any, Any]:
+    """Return the queries of this process and their ids."""
+    if sets.is_part or processes.count == 1:
+        return sets.queries, sets.get("query_ids")
+    queries, part = part_of_process(sets.queries, {"gallery": None, "query_ids": sets.get("query_ids")}, processes)
+    return queries, part["query_ids"]
 
 
 @dataclass(frozen=True)
@@ -396,20 +406,23 @@ def check_labels_for_j(sets: StoredSets) -> None:
     raise InputError(f"J needs one label for each row, and {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
 
 
-def check_same_items(sets: StoredSets, others: StoredSets, *, kind: str = "labels") -> None:
-    """Refuse another file if its items differ from the first file's.
+def check_same_items(
+    sets: StoredSets, others: StoredSets, *, kind: str = "labels", processes: Processes = ALONE
+) -> None:
+    """Refuse another file if its items differ from the first file's. *Collective*.
 
     Args:
         sets: The sets of the first file.
         others: Those of the other one.
         kind: What is compared: "labels" or "ids".
+        processes: The processes that read both.
 
     Raises:
         ValueError: The labels or ids of their queries or of their galleries differ.
     """
     for name in (f"query_{kind}", f"gallery_{kind}"):
-        first = np.asarray(sets.arrays.get(name, ()))
-        second = np.asarray(others.arrays.get(name, ()))
+        first = sets.column_of_all(name, processes)
+        second = others.column_of_all(name, processes)
         if not np.array_equal(first, second):
             raise InputError(
                 f"{sets.file} holds {len(first):,} {sets.name_in_file(name)}, {others.file} {len(second):,}, and they are "
@@ -428,6 +441,8 @@ def inputs_of(
         arguments |= {name: sets.get(name) for name in names}
     else:
         arguments["relevance"] = relevance
+    if sets.is_part:
+        return sets.queries, arguments | {"share": Share(processes)}
     if processes.count > 1:
         return part_of_process(sets.queries, arguments, processes)
     return sets.queries, arguments
@@ -493,8 +508,8 @@ def _progress_bar(*, is_wanted: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
-    """Return the relevance by the judgements for the queries of a file of embeddings; None without judgements.
+def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes = ALONE) -> Relevance | None:
+    """Return the relevance by the judgements for the queries of all processes; None without judgements. *Collective*.
 
     Raises:
         ValueError: If the file does not exist, the arrays have no ids, or as `Relevance.from_judgements` does.
@@ -515,9 +530,9 @@ def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
             f"judgements name items by their ids, and the file has no {' and no '.join(map(repr, missing))}. Write them: "
             f"numpy.savez(path, {form})."
         )
-    ids = [sets.arrays["query_ids"].tolist()]
+    ids = [sets.column_of_all("query_ids", processes).tolist()]
     if sets.gallery is not None:
-        ids.append(sets.arrays["gallery_ids"].tolist())
+        ids.append(sets.column_of_all("gallery_ids", processes).tolist())
     at_least = 1.0 if options.at_least is None else options.at_least
     return Relevance.from_judgements(judgements, *ids, unknown=options.unknown or "error", at_least=at_least)
 
@@ -525,8 +540,11 @@ def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:
 def moments_of_all(sets: StoredSets) -> ClassMoments:
     """Return the moments of the classes of all rows, of queries and gallery together.
 
-    An item counts once, even if its id comes several times, or among the queries and in the gallery.
+    An item counts once, even if its id comes several times, or among the queries and in the gallery. The last digits of a
+    sum depend on the order of its terms, so one process reads the rows of all.
     """
+    if sets.whole is not None:
+        sets = sets.whole()
     query_ids = sets.get("query_ids")
     moments = moments_of(*_first_rows(sets.queries, sets.get("query_labels"), query_ids))
     if sets.gallery is None:

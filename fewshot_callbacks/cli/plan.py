@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -16,6 +17,7 @@ from rich.table import Table
 from fewshot_callbacks.cli.options import Columns, Plan
 from fewshot_callbacks.cli.stored_sets import read_sets
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.files.remote_cache import RemoteFile
 from fewshot_callbacks.functional.retrieval import (
     EvaluationPlan,
     MeasuredEvaluation,
@@ -24,8 +26,9 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.cost import EmbeddingType
 from fewshot_callbacks.storage import Shards
-from fewshot_callbacks.storage.formats import array_names
-from fewshot_callbacks.storage.shard_files import find_shards
+from fewshot_callbacks.storage.heads import array_axes
+from fewshot_callbacks.storage.shard_files import ListedShards, list_shards
+from fewshot_callbacks.storage.shards import read_vector_heads
 from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
@@ -50,6 +53,29 @@ class Sizes(NamedTuple):
     dtype: str
 
 
+class PlannedFiles(NamedTuple):
+    """The files of a plan, and which of their vectors are those of all items."""
+
+    # the name of the vectors of all items, or of the gallery; None to find it
+    embeddings: str | None
+    listed: ListedShards
+
+    @property
+    def bytes_to_fetch(self) -> int:
+        """The bytes of the remote files that this machine has no copy of."""
+        sizes = zip(self.listed.files, self.listed.sizes(), strict=True)
+        return sum(size or 0 for file, size in sizes if isinstance(file, RemoteFile))
+
+    def as_values(self, plan: EvaluationPlan) -> dict[str, float | None]:
+        """Return plain values for JSON. The speed of reading is None before all files are on this machine."""
+        speed = None
+        if all(isinstance(file, Path) for file in self.listed.files):
+            shards = Shards(self.listed, embeddings=self.embeddings)
+            speed = reading_speed(shards) * plan.gallery_bytes / len(shards)
+        read = READS * plan.gallery_bytes
+        return {"bytes_to_fetch": self.bytes_to_fetch, "reads": READS, "bytes_read": read, "bytes_per_second": speed}
+
+
 def run(options: Plan) -> None:
     """Print the plan.
 
@@ -57,10 +83,10 @@ def run(options: Plan) -> None:
         ValueError: Sizes are missing, or given together with files; or as `Shards` and `plan_evaluation` do.
     """
     _refuse_options_of_here(options)
-    shards = None
+    files = None
     if options.files is not None:
-        shards = _shards(options.files, options)
-        sizes = _sizes_of_files(options.files, options, shards)
+        files = _planned_files(options.files, options)
+        sizes = _sizes_of_files(files, options)
     elif options.queries is None or options.dim is None:
         raise InputError("the number of queries or their dimension is missing. Pass --queries and --dim, or --files.")
     else:
@@ -73,22 +99,27 @@ def run(options: Plan) -> None:
         max_queries=options.max_queries,
         dtype=cast(EmbeddingType, sizes.dtype),  # `plan_evaluation` refuses other types
     )
-    reading: dict[str, float] = {}
-    if shards is not None:
-        bytes_per_second = reading_speed(shards) * plan.gallery_bytes / len(shards)
-        reading = {"reads": READS, "bytes_read": READS * plan.gallery_bytes, "bytes_per_second": bytes_per_second}
+    read = {} if files is None else files.as_values(plan)
     measured = _measured(plan, options) if options.here else None
     if options.json:
         measurement = {} if measured is None else {"here": asdict(measured)}
-        print(json.dumps(asdict(plan) | reading | measurement, indent=2))
+        print(json.dumps(asdict(plan) | read | measurement, indent=2))
         return
     table = _table(plan, product_speed(sizes.dim), sizes, options, measured)
-    if reading:
-        seconds = _duration(reading["bytes_read"] / reading["bytes_per_second"])
-        table.add_row(
-            "reading", f"{_bytes(reading['bytes_read'])} in {seconds}", f"all files about {READS} times, {READING}"
-        )
+    _add_reading(table, read)
     Console().print(table)
+
+
+def _add_reading(table: Table, read: Mapping[str, float | None]) -> None:
+    """Add rows on what is fetched and read, given the values for JSON; none without files."""
+    if read.get("bytes_to_fetch"):
+        meaning = "once, before the evaluation; each process fetches its own files"
+        table.add_row("copies of remote files", _bytes(read["bytes_to_fetch"] or 0), meaning)
+    if read:
+        size = read["bytes_read"] or 0
+        speed = read["bytes_per_second"]
+        size_and_time = _bytes(size) if speed is None else f"{_bytes(size)} in {_duration(size / speed)}"
+        table.add_row("reading", size_and_time, f"all files about {READS} times, {READING}")
 
 
 def _refuse_options_of_here(options: Plan) -> None:
@@ -117,30 +148,27 @@ def _measured(plan: EvaluationPlan, options: Plan) -> MeasuredEvaluation:
     return measure_evaluation(plan, sets.queries, sets.get("query_labels"), sets.gallery, sets.get("gallery_labels"))
 
 
-def _shards(files: str, options: Plan) -> Shards:
+def _planned_files(files: str, options: Plan) -> PlannedFiles:
     """Return the files of all items, or of the gallery if a file has two sets; print notes on them."""
     if options.dim is not None or options.gallery is not None:
         raise InputError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
-    shards = Shards(files, embeddings="gallery" if _hold_two_sets(files, options.embeddings) else options.embeddings)
-    print_notes(shards.notes)
-    return shards
+    listed = list_shards(files)
+    print_notes(listed.notes)
+    listed = listed._replace(files=listed.fetched()) if options.here else listed.with_copies()
+    names = array_axes(listed.files[0]).keys()
+    are_two_sets = options.embeddings is None and {"queries", "gallery"} <= names
+    return PlannedFiles("gallery" if are_two_sets else options.embeddings, listed)
 
 
-def _hold_two_sets(files: str, embeddings: str | None) -> bool:
-    """Return whether the files have vectors of queries and of a gallery, and no others are named."""
-    names = array_names(find_shards(files).files[0])
-    return embeddings is None and {"queries", "gallery"} <= set(names)
-
-
-def _sizes_of_files(files: str, options: Plan, shards: Shards) -> Sizes:
+def _sizes_of_files(files: PlannedFiles, options: Plan) -> Sizes:
     """Return the number, the dimension and the number format of the items in files."""
-    items, dim = shards.shape
-    are_two_sets = _hold_two_sets(files, options.embeddings)
+    items = read_vector_heads(files.listed, files.embeddings)
+    are_two_sets = options.embeddings is None and files.embeddings == "gallery"
     queries = options.queries
     if queries is None:
-        queries = len(Shards(files, embeddings="queries")) if are_two_sets else items
-    is_one_set = not are_two_sets and queries == items
-    return Sizes(queries, None if is_one_set else items, dim, str(shards.dtype).removeprefix("torch."))
+        queries = read_vector_heads(files.listed, "queries").rows if are_two_sets else items.rows
+    is_one_set = not are_two_sets and queries == items.rows
+    return Sizes(queries, None if is_one_set else items.rows, items.dim, str(items.dtype).removeprefix("torch."))
 
 
 def reading_speed(shards: Shards) -> float:

@@ -17,7 +17,7 @@ from fewshot_callbacks.cli.options import Evaluate
 from fewshot_callbacks.cli.stored_sets import StoredSets
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.files.journal import Journal
-from fewshot_callbacks.storage.shard_files import file_stamp, find_shards
+from fewshot_callbacks.storage.shard_files import file_stamp, list_shards
 
 # The arrays of vectors, which may be larger than memory.
 VECTORS = ("queries", "gallery")
@@ -26,8 +26,8 @@ VECTORS = ("queries", "gallery")
 def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[StoredSets]) -> Journal | None:
     """Return the journal of an evaluation, which belongs to these files and settings; None without `--resume`.
 
-    Vectors are known by the sizes and times of their files, since a digest of them would take as long as a pass over files
-    that are larger than memory. The other arrays are known by their content.
+    Each process describes what it reads. Vectors are known by the sizes and times of their files, since a digest of them
+    would take as long as a pass over files that are larger than memory. The other arrays are known by their content.
 
     Args:
         options: The options of the command.
@@ -52,12 +52,10 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
         if value is not None and name != "confidence":  # the command has no option for it
             description[f"--{name}"] = str(value)
     for sets in all_sets:
-        description[f"content of {sets.file}"] = _stamps_of(find_shards(sets.file).files)
+        description[f"content of {sets.file}"] = _stamps_of(sets.paths)
     for name, column in columns.items():
         if column.lower().endswith(".npy"):
-            description[f"content of --{name}"] = _digest_of_files(find_shards(column).files)
-    if options.train is not None:
-        description["content of --train"] = _stamps_of(find_shards(options.train).files)
+            description[f"content of --{name}"] = _digest_of_files(list_shards(column).fetched())
     if options.judgements is not None:
         description["judgements"] = _digest_of_files([options.judgements])
     for sets in all_sets:

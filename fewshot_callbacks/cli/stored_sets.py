@@ -5,8 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.cli.options import COLUMNS, Columns
+from fewshot_callbacks.cli.processes import files_of_process, list_in_all, open_shards, read_in_all
+from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.remote_cache import local_copy
 from fewshot_callbacks.functional.item_reader import with_stored_arrays
 from fewshot_callbacks.storage import RowSubset, Shards
 from fewshot_callbacks.storage.columns import as_booleans
-from fewshot_callbacks.storage.formats import array_names
-from fewshot_callbacks.storage.shard_files import find_shards
+from fewshot_callbacks.storage.heads import array_axes
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
 
@@ -70,6 +71,8 @@ class StoredSets:
         has_names_of_two: Whether the file names its arrays as arrays of two sets.
         label_names: (labels,) the name of each label 0, 1, 2, ...; None if the file has none.
         slices: Attribute -> its value for each query, (queries,).
+        paths: The files that this process reads; of addresses their copies.
+        whole: Function that returns the sets with all rows, if these have only the rows of this process; else None.
     """
 
     file: Path
@@ -77,6 +80,13 @@ class StoredSets:
     has_names_of_two: bool
     label_names: NDArray[Any] | None = None
     slices: Mapping[str, Any] = field(default_factory=dict)
+    paths: Sequence[Path] = ()
+    whole: Callable[[], StoredSets] | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether these are the rows of one of several processes, and not all rows."""
+        return self.whole is not None
 
     @property
     def queries(self) -> Any:
@@ -99,6 +109,11 @@ class StoredSets:
         names_of_one = {other: usual for names in (QUERY_NAMES, GALLERY_NAMES) for usual, other in names.items()}
         return names_of_one[name]
 
+    def column_of_all(self, name: str, processes: Processes) -> NDArray[Any]:
+        """Return a column of all rows by the name of the argument; empty if the file lacks it. *Collective*."""
+        values = np.asarray(self.arrays.get(name, ()))
+        return processes.joined(values) if self.is_part else values
+
     def missing(self, kind: str) -> list[str]:
         """Return the arrays that the file lacks, by their names in the file.
 
@@ -116,56 +131,85 @@ class StoredSets:
         return len(shape) == 2 and shape[1] > 1
 
 
-def read_sets(file: Path, columns: Columns, needed: Sequence[str], slices: Sequence[str] = ()) -> StoredSets:
-    """Return the sets of an .npz file; of other files all but the vectors, which stay there.
+def read_sets(
+    file: Path, columns: Columns, needed: Sequence[str], slices: Sequence[str] = (), processes: Processes = ALONE
+) -> StoredSets:
+    """Return the sets of an .npz file; of other files all but the vectors, which stay there. *Collective*.
+
+    Each of several processes reads files of its own if the set has enough files; otherwise it reads all files.
 
     Args:
         file: The file, a folder or a glob; or the address of one.
         columns: The names of its arrays or columns.
         needed: What each item needs in addition to its vector, such as "labels".
         slices: The arrays or columns of attributes.
+        processes: The processes that read the sets together.
 
     Raises:
-        ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed.
+        ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed; the same in every
+            process.
     """
     passed = columns.passed()
     is_glob = glob.has_magic(str(file)) and (is_address(file) or not file.is_file())
     if file.suffix.lower() == ".npz" and not passed and not is_glob:
-        return load_sets(file, needed, slices, has_options=True)
-    return _read_columns(file, passed, needed, slices)
+        return read_in_all(processes, lambda: load_sets(file, needed, slices, has_options=True))
+    return _read_columns(file, passed, needed, slices, processes)
 
 
-def _read_columns(file: Path, columns: Mapping[str, str], needed: Sequence[str], slices: Sequence[str]) -> StoredSets:
-    """Return the sets of files with one set. The vectors stay in the files.
+def _read_columns(
+    file: Path, columns: Mapping[str, str], needed: Sequence[str], slices: Sequence[str], processes: Processes
+) -> StoredSets:
+    """Return the sets of files with one set. The vectors stay in the files. *Collective*.
 
     Args:
         file: The file, a folder or a glob.
         columns: Option -> the name of an array or column, where one is passed. Others have their usual names.
         needed: What each item needs in addition to its vector, such as "labels".
         slices: The arrays or columns of attributes.
+        processes: The processes that read the sets together.
     """
-    names = array_names(find_shards(file).files[0])
+    listed = list_in_all(file, processes)
+    axes = read_in_all(
+        processes,
+        # The first file shows the names for all processes.
+        lambda: array_axes(files_of_process(listed, processes).fetched()[0]) if processes.rank == 0 else {},
+    )
+    axes = processes.gather(axes)[0]
     if file.suffix.lower() == ".npz":
-        _refuse_two_sets(file, names, columns)
-    arguments: dict[str, Any] = {name: name for name in COLUMNS if name in names}
+        _refuse_two_sets(file, list(axes), columns)
+    arguments: dict[str, Any] = {name: name for name in COLUMNS if name in axes}
     arguments |= columns
-    shards = Shards(file, **arguments)
+    matrices = [name for name, count in axes.items() if count == 2]
+    if "embeddings" not in arguments and len(matrices) == 1:
+        arguments["embeddings"] = matrices[0]
+    for name in slices:
+        _refuse_missing_attribute(file, axes, name)
+    vectors = {name: value for name, value in arguments.items() if name == "embeddings"}
+    requests = [arguments, *({**vectors, "labels": name} for name in slices)]
+    opened = open_shards(listed, requests, processes)
+    shards = opened.shards[0]
     if "labels" in needed and shards.labels is None:
         raise InputError(
             f"{path_text(file)}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
             "--judgements."
         )
-    unread = [name for name in names if name not in (*columns.values(), *slices)]
+    unread = [name for name in axes if name not in (*columns.values(), *slices)]
     _print_on_first_process([*shards.notes, *_notes_on_unread(file, unread, ONE_SET, has_options=True)])
+    sets = _sets_of_shards(file, shards)
+    attributes = {}
+    for name, of_attribute in zip(slices, opened.shards[1:], strict=True):
+        values = np.asarray(of_attribute.labels)
+        attributes[name] = values if shards.is_gallery is None else values[~shards.is_gallery]
+    whole = (lambda: _sets_of_shards(file, Shards(listed, **arguments))) if opened.is_part else None
+    return replace(sets, slices=attributes, whole=whole)
+
+
+def _sets_of_shards(file: Path, shards: Shards) -> StoredSets:
+    """Return the queries and the gallery of shards, and their columns."""
     queries, gallery, arrays = with_stored_arrays("evaluate_retrieval", shards, None, {}, labelled=True)
     arrays |= {"queries": queries, "gallery": gallery}
     stored = {name: values for name, values in arrays.items() if values is not None}
-    attributes = {}
-    for name in slices:
-        _refuse_missing_attribute(file, names, name)
-        values = Shards(file, embeddings=arguments.get("embeddings"), labels=name).labels
-        attributes[name] = values if shards.is_gallery is None else np.asarray(values)[~shards.is_gallery]
-    return StoredSets(file, stored, has_names_of_two=False, slices=attributes)
+    return StoredSets(file, stored, has_names_of_two=False, paths=shards.files)
 
 
 def load_sets(
@@ -209,7 +253,7 @@ def load_sets(
         attributes = {name: _where(file, name, values, ~is_gallery, IS_GALLERY) for name, values in attributes.items()}
     else:
         arrays = {QUERY_NAMES[name]: held[name] for name in QUERY_NAMES if name in held}
-    return StoredSets(file, arrays, has_names_of_two, held.get(LABEL_NAMES), attributes)
+    return StoredSets(file, arrays, has_names_of_two, held.get(LABEL_NAMES), attributes, paths=[file])
 
 
 def _refuse_missing_attribute(file: Path, names: Iterable[str], attribute: str) -> None:

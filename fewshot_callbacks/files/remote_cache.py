@@ -60,6 +60,20 @@ class RemoteFile:
         """The name of the file, without the folders and the query of its address."""
         return _components(self.address)[-1]
 
+    @property
+    def suffix(self) -> str:
+        """The ending of the name."""
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def copy(self) -> Path | None:
+        """The path of the copy on this machine; None if there is none."""
+        place = _place_of(self)
+        return place if place.exists() else None
+
+    def __str__(self) -> str:
+        return self.address
+
 
 class RemoteListing(NamedTuple):
     """The files at an address."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.files.remote_cache import RemoteFile
 
 
 class LazyArray(ABC):
@@ -51,6 +52,10 @@ class FileError(ValueError):
     """What is wrong with a file, as the end of a sentence that begins with its name."""
 
 
+class EmptyFilesError(InputError):
+    """Files hold no rows."""
+
+
 PICKLE = (
     "holds Python objects, which are pickles: these can run any code and are never loaded. Save numbers, or words with "
     "array.astype(str)."
@@ -58,7 +63,7 @@ PICKLE = (
 
 
 @contextmanager
-def naming_file(file: Path) -> Iterator[None]:
+def naming_file(file: Path | RemoteFile) -> Iterator[None]:
     """Name the file in whatever goes wrong while it is read.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,15 +25,30 @@ def open_arrow(file: Path) -> FileArrays:
         arrow = import_module("pyarrow")
     # The file is mapped once. A file that later takes its name is not read.
     mapped = arrow.memory_map(str(file)).read_buffer()
-    is_stream = mapped[: len(_FILE_MARK)].to_pybytes() != _FILE_MARK
+    is_stream = not is_arrow_file(mapped[: len(_FILE_MARK)].to_pybytes())
+    return arrow_arrays(lambda: arrow.BufferReader(mapped), is_stream=is_stream)
+
+
+def is_arrow_file(head: bytes) -> bool:
+    """Return whether the first bytes are those of a file, and not of a stream."""
+    return head.startswith(_FILE_MARK)
+
+
+def arrow_arrays(new_source: Callable[[], Any], *, is_stream: bool) -> FileArrays:
+    """Return the columns of a file or a stream.
+
+    Args:
+        new_source: Returns a source of pyarrow that is at the beginning.
+        is_stream: Whether it is a stream.
+    """
+    ipc = import_module("pyarrow.ipc")
 
     def reader(columns: list[int]) -> Any:
         """Return a reader of the chosen columns; [] means all."""
-        source = arrow.BufferReader(mapped)
-        options = arrow.ipc.IpcReadOptions(included_fields=columns)
+        options = ipc.IpcReadOptions(included_fields=columns)
         if is_stream:
-            return arrow.ipc.open_stream(source, options=options)
-        return arrow.ipc.open_file(source, options=options)
+            return ipc.open_stream(new_source(), options=options)
+        return ipc.open_file(new_source(), options=options)
 
     def batches(column: int, group: int = 0) -> Iterator[Any]:
         of_column = reader([column])

@@ -33,11 +33,8 @@ class ArrowColumn(LazyArray):
         self._batches_from = batches_from
         kind = getattr(field.type, "storage_type", field.type)  # a tensor of a fixed shape is stored as a list
         self._is_view = types.is_list_view(kind) or types.is_large_list_view(kind)
-        self._is_list = (
-            self._is_view or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        )
-        # A list of words, such as tags, is not a vector.
-        self.ndim = 2 if self._is_list and types.is_primitive(kind.value_type) else 1
+        self._is_list = _are_lists(kind)
+        self.ndim = 1 if list_type(field) is None else 2
         # length of each list; None before the first list
         self._dim: int | None = None
         self._go_to_group(0)
@@ -125,6 +122,24 @@ class ArrowColumn(LazyArray):
         if values.null_count:
             row = first_row + values.is_null().index(True).as_py() // row_length
             raise FileError(f"has no value of {self._name!r} in row {row}. Leave rows without one out.")
+
+
+def list_type(field: Any) -> Any | None:
+    """Return the type of the numbers of a column of vectors; None for other columns. A list of words is not a vector."""
+    types = import_module("pyarrow.types")
+    kind = getattr(field.type, "storage_type", field.type)  # a tensor of a fixed shape is stored as a list
+    return kind.value_type if _are_lists(kind) and types.is_primitive(kind.value_type) else None
+
+
+def _are_lists(kind: Any) -> bool:
+    types = import_module("pyarrow.types")
+    return bool(
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    )
 
 
 def _plain_values(column: Any) -> Any:

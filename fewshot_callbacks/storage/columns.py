@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.storage.arrays import FileArray, FileArrays, FileError, array_named, naming_file
 from fewshot_callbacks.storage.npy import open_npy
-from fewshot_callbacks.storage.shard_files import find_shards
+from fewshot_callbacks.storage.shard_files import list_shards
 
 
 def has_own_files(column: Any) -> bool:
@@ -52,19 +51,19 @@ def read_own_files(paths: Any, argument: str) -> list[NDArray[Any]]:
         ValueError: A column does not exist, is damaged, or contains Python objects.
     """
     by_file = []
-    for file in find_shards(paths).files:
+    for file in list_shards(paths).fetched():
         with naming_file(file):
             by_file.append(_copied(array_named(open_npy(file), "embeddings", argument)))
     return by_file
 
 
-def join_column(by_file: Sequence[NDArray[Any]], argument: str, files: Sequence[Path], rows: int) -> NDArray[Any]:
+def join_column(by_file: Sequence[NDArray[Any]], argument: str, files: Sequence[Any], rows: int) -> NDArray[Any]:
     """Return a column of all rows; `is_gallery` as booleans.
 
     Args:
         by_file: The entries of the column in each file; a single array if all rows are given as one.
         argument: What the column is, such as `labels`.
-        files: The files of the vectors.
+        files: The files of the vectors, for messages.
         rows: Number of all vectors.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fewshot_callbacks.storage.arrays import FileArrays, naming_file
+from fewshot_callbacks.storage.arrays import FileArrays
 from fewshot_callbacks.storage.arrow import open_arrow
 from fewshot_callbacks.storage.npy import open_npy
 from fewshot_callbacks.storage.npz import open_npz
@@ -21,13 +21,3 @@ FORMATS: dict[str, Callable[[Path], FileArrays]] = {
     ".safetensors": open_safetensors,
 }
 """Ending in lower case -> what opens such a file, and returns its arrays by their names."""
-
-
-def array_names(file: Path) -> tuple[str, ...]:
-    """Return the names of the arrays or columns of a file.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
-    with naming_file(file):
-        return tuple(FORMATS[file.suffix.lower()](file))

@@ -6,17 +6,20 @@ import glob
 import json
 import os
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
 from fewshot_callbacks.files.names import describe_system_names, is_system_name, natural_sort_key
 from fewshot_callbacks.files.remote_cache import RemoteFile, RemoteListing, list_remote, local_copies
 from fewshot_callbacks.storage.formats import FORMATS
+
+File = TypeVar("File", bound=Path | RemoteFile)
 
 _ENDINGS = ", ".join(FORMATS)
 # The package datasets gives such names to results of `map` that it caches in the folder of the data.
@@ -25,16 +28,14 @@ _CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
 _HIDDEN_PREFIXES = (".", "_")
 
 
-class ShardFiles(NamedTuple):
-    """The files of shards."""
+class ListedShards(NamedTuple):
+    """The files of shards as they were listed: files on this machine, and remote files, which are not fetched yet."""
 
-    files: tuple[Path, ...]
+    files: tuple[Path | RemoteFile, ...]
     # a sentence for each kind of file that is not read though it looks like a shard
     notes: tuple[str, ...] = ()
     # two neighbouring files that sort differently by number and by letter; None if there are none
-    reordered: tuple[Path, Path] | None = None
-    # copy on this machine -> the address that it was fetched from
-    addresses: Mapping[Path, str] = MappingProxyType({})
+    reordered: tuple[Path | RemoteFile, Path | RemoteFile] | None = None
 
     def note_on_order(self, columns: Sequence[str]) -> str:
         """Return a sentence about the order of the files; "" where letters have the same order, or no column depends on it.
@@ -50,28 +51,70 @@ class ShardFiles(NamedTuple):
             f"letters. {' and '.join(columns)} must have the same order; a list of files has its own"
         )
 
+    def fetched(self) -> tuple[Path, ...]:
+        """Return the paths of the files on this machine; remote files are copied to it.
 
-def find_shards(paths: Any) -> ShardFiles:
-    """Return the files of a path, a folder, a glob or several of these; for addresses the files are copies on this machine.
+        Raises:
+            ValueError: The disk is too small, or a file changed while it was fetched.
+            OSError: An address cannot be read, or a copy cannot be written.
+        """
+        remote = [file for file in self.files if isinstance(file, RemoteFile)]
+        copies = iter(local_copies(remote))
+        return tuple(next(copies) if isinstance(file, RemoteFile) else file for file in self.files)
+
+    def with_copies(self) -> ListedShards:
+        """Return the same files, with the copies of the remote files that this machine has; nothing is fetched."""
+        files = (file.copy or file if isinstance(file, RemoteFile) else file for file in self.files)
+        return self._replace(files=tuple(files))
+
+    def sizes(self) -> list[int | None]:
+        """Return the bytes of each file; None where a store does not tell them."""
+        return [file.size if isinstance(file, RemoteFile) else file.stat().st_size for file in self.files]
+
+    def part(self, rank: int, count: int) -> ListedShards:
+        """Return the files of one of several processes: neighbours of about as many bytes as those of the others.
+
+        Each process has at least one file, and each file has one process. Notes are those of all files.
+
+        Args:
+            rank: The number of the process, from 0.
+            count: The number of processes, which is at most the number of files.
+        """
+        sizes = [size for size in self.sizes() if size is not None]
+        if len(sizes) < len(self.files):
+            sizes = [1] * len(self.files)
+        # A file belongs to the process in whose share of the bytes its middle is. All numbers are doubled and whole.
+        middles = [2 * end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        borders = [0]
+        for number in range(1, count):
+            nearest = bisect_left(middles, 2 * sum(sizes) * number / count)
+            borders.append(min(max(nearest, borders[-1] + 1), len(sizes) - count + number))
+        borders.append(len(sizes))
+        return self._replace(files=self.files[borders[rank] : borders[rank + 1]])
+
+
+def list_shards(paths: Any) -> ListedShards:
+    """Return the files of a path, a folder, a glob, an address or several of these. Nothing is opened or fetched.
 
     Raises:
         ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
-        OSError: An address cannot be read, or a copy cannot be written.
+        OSError: An address cannot be read.
         ModuleNotFoundError: The package that reads an address is not installed.
     """
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    by_path = [_find_one(path) for path in listed]
-    files = tuple(file for shard_files in by_path for file in shard_files.files)
+    if isinstance(paths, ListedShards):
+        return paths
+    by_path = [_find_one(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else list(paths))]
+    files = tuple(file for listed in by_path for file in listed.files)
     if not files:
         raise InputError("there are no files in an empty list. Pass a file, a folder or a glob.")
     for file in files:
-        _refuse_broken_link(file)
-        _refuse_unknown_format(file, file.name)
-    addresses = {copy: address for shard_files in by_path for copy, address in shard_files.addresses.items()}
-    _refuse_twice(files, addresses)
-    notes = tuple(note for shard_files in by_path for note in shard_files.notes)
-    reordered = [shard_files.reordered for shard_files in by_path if shard_files.reordered is not None]
-    return ShardFiles(files, notes, reordered[-1] if reordered else None, addresses)
+        if isinstance(file, Path):
+            _refuse_broken_link(file)
+        _refuse_unknown_format(file)
+    _refuse_twice(files)
+    notes = tuple(note for listed in by_path for note in listed.notes)
+    reordered = [listed.reordered for listed in by_path if listed.reordered is not None]
+    return ListedShards(files, notes, reordered[-1] if reordered else None)
 
 
 def file_stamp(file: Path) -> tuple[int, int]:
@@ -83,8 +126,8 @@ def file_stamp(file: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _find_one(path: str | os.PathLike[str]) -> ShardFiles:
-    """Return the files of one path, folder or glob."""
+def _find_one(path: str | os.PathLike[str]) -> ListedShards:
+    """Return the files of one path, folder, glob or address."""
     text = path_text(path)
     if is_address(text):
         return _find_at_address(text)
@@ -92,11 +135,11 @@ def _find_one(path: str | os.PathLike[str]) -> ShardFiles:
     if os.path.isdir(name):
         return _find_in_folder(Path(name))
     if os.path.lexists(name):  # a file that exists may have brackets in its name
-        return ShardFiles((Path(name),))
+        return ListedShards((Path(name),))
     return _find_by_glob(name)
 
 
-def _find_in_folder(folder: Path) -> ShardFiles:
+def _find_in_folder(folder: Path) -> ListedShards:
     """Return the shards of a folder in the order of their numbers, or the files that its `state.json` lists.
 
     Raises:
@@ -104,24 +147,24 @@ def _find_in_folder(folder: Path) -> ShardFiles:
     """
     paths = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in FORMATS]
     shards = [path for path in paths if path.is_symlink() or path.is_file()]
-    listed = _listed_by_datasets(folder)
-    if listed:
-        absent = [file for file in listed if not file.is_file()]
+    of_datasets = _listed_by_datasets(folder)
+    if of_datasets:
+        absent = [file for file in of_datasets if not file.is_file()]
         if absent:
             raise InputError(
                 f"{folder / 'state.json'} lists {absent[0].name}, which is not there. Copy the whole folder."
             )
-        return ShardFiles(tuple(listed), _note_on_caches([file for file in shards if file not in set(listed)]))
+        return ListedShards(tuple(of_datasets), _note_on_caches(_without(shards, of_datasets)))
     hidden = Counter(file.name for file in shards if file.name.startswith(_HIDDEN_PREFIXES))
-    shard_files = _in_order([file for file in shards if file.name not in hidden], wants_caches=False)
-    kinds = sorted({file.suffix.lower() for file in shard_files.files})
+    listed = _in_order([file for file in shards if file.name not in hidden], wants_caches=False)
+    kinds = sorted({file.suffix.lower() for file in listed.files})
     if len(kinds) != 1:
         holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
         raise InputError(f"{folder} {holds}. Pass those that you mean as a glob, such as '{folder / '*.npy'}'.")
-    return shard_files._replace(notes=(*_note_on_system_names(folder, hidden), *shard_files.notes))
+    return listed._replace(notes=(*_note_on_system_names(folder, hidden), *listed.notes))
 
 
-def _find_by_glob(pattern: str) -> ShardFiles:
+def _find_by_glob(pattern: str) -> ListedShards:
     """Return the files of a glob in the order of their numbers.
 
     Raises:
@@ -146,31 +189,22 @@ def _find_by_glob(pattern: str) -> ShardFiles:
             files.append(file)
     if not files:
         raise InputError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
-    shard_files = _in_order(files, wants_caches=components[-1].startswith("cache"))
-    return shard_files._replace(notes=(*_note_on_system_names(pattern, system_names), *shard_files.notes))
+    listed = _in_order(files, wants_caches=components[-1].startswith("cache"))
+    return listed._replace(notes=(*_note_on_system_names(pattern, system_names), *listed.notes))
 
 
-def _find_at_address(address: str) -> ShardFiles:
-    """Return copies of the files at an address, of a file, a folder or a glob, in the order of their numbers.
+def _find_at_address(address: str) -> ListedShards:
+    """Return the files at an address, of a file, a folder or a glob, in the order of their numbers.
 
     Raises:
-        ValueError: There are no files, a folder has several kinds, or a file is of an unknown kind, which is not
-            fetched.
+        ValueError: There are no files, or a folder has several kinds.
     """
-    listing = list_remote(address)
-    chosen, system_names = _chosen_remotely(listing, address)
+    chosen, system_names = _chosen_remotely(list_remote(address), address)
     shards, caches = _split_caches(chosen, wants_caches=PurePosixPath(address).name.startswith("cache"))
-    for file in shards:
-        _refuse_unknown_format(file.address, file.name)
-    copies = local_copies(shards)
     notes = _note_on_system_names(address, system_names)
     if caches:
         notes += _note_on_caches([file.address for file in caches])
-    by_letters = sorted(range(len(shards)), key=lambda index: shards[index].address)
-    moved = next((index for index, letter in enumerate(by_letters) if index != letter), None)
-    reordered = None if moved is None else (copies[moved], copies[by_letters[moved]])
-    addresses = {copy: file.address for copy, file in zip(copies, shards, strict=True)}
-    return ShardFiles(tuple(copies), notes, reordered, addresses)
+    return ListedShards(tuple(shards), notes, _first_reordered(shards))
 
 
 def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteFile], Counter[str]]:
@@ -208,7 +242,7 @@ def _split_caches(files: Sequence[RemoteFile], *, wants_caches: bool) -> tuple[l
     return [file for file in files if not _CACHE_NAME.fullmatch(file.name)], caches
 
 
-def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
+def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ListedShards:
     """Return files in the order of their numbers, each once.
 
     The caches that the package datasets adds to a folder are left out unless they are wanted.
@@ -225,9 +259,13 @@ def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ShardFiles:
             f"{_counted(links, 'link')} to files that are read already, such as {links[0]}, "
             f"{'is' if len(links) == 1 else 'are'} passed over",
         )
-    pairs = zip(unique_files, sorted(unique_files, key=str), strict=True)
-    reordered = next(((by_number, by_letter) for by_number, by_letter in pairs if by_number != by_letter), None)
-    return ShardFiles(tuple(unique_files), notes, reordered)
+    return ListedShards(tuple(unique_files), notes, _first_reordered(unique_files))
+
+
+def _first_reordered(files: Sequence[File]) -> tuple[File, File] | None:
+    """Return the first file that letters would place elsewhere, and the file that they would place there."""
+    pairs = zip(files, sorted(files, key=str), strict=True)
+    return next(((by_number, by_letter) for by_number, by_letter in pairs if by_number != by_letter), None)
 
 
 def _without_caches(files: Sequence[Path]) -> list[Path]:
@@ -287,8 +325,8 @@ def _counted(files: Sequence[Path | str], noun: str) -> str:
     return f"{len(files):,} {noun}{'' if len(files) == 1 else 's'}"
 
 
-def _refuse_unknown_format(file: object, name: str) -> None:
-    if PurePosixPath(name).suffix.lower() not in FORMATS:
+def _refuse_unknown_format(file: Path | RemoteFile) -> None:
+    if file.suffix.lower() not in FORMATS:
         raise InputError(
             f"{file} is none of {_ENDINGS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
             "code and is never loaded."
@@ -301,19 +339,17 @@ def _refuse_broken_link(file: Path) -> None:
         raise InputError(f"{file} is a link to {target}, which is not there. Put the file back, or remove the link.")
 
 
-def _refuse_twice(files: Sequence[Path], addresses: Mapping[Path, str]) -> None:
-    """Refuse a file that several of the paths name. Messages name the address of a copy.
+def _refuse_twice(files: Sequence[Path | RemoteFile]) -> None:
+    """Refuse a file that several of the paths name.
 
     Raises:
         ValueError: There is one; the message names both paths.
     """
-    by_target: dict[str, Path] = {}
+    by_target: dict[str, Path | RemoteFile] = {}
     for file in files:
-        target = os.path.realpath(file)
+        target = os.path.realpath(file) if isinstance(file, Path) else file.address
         if target in by_target:
-            first_path = by_target[target]
-            alias = "" if first_path == file else f" ({first_path} is the same file)"
-            raise InputError(
-                f"{addresses.get(file, file)} is listed twice, and its rows would count twice{alias}. Pass each file once."
-            )
+            first = by_target[target]
+            alias = "" if first == file else f" ({first} is the same file)"
+            raise InputError(f"{file} is listed twice, and its rows would count twice{alias}. Pass each file once.")
         by_target[target] = file

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.storage.arrays import FileArray, FileArrays, FileError, array_named, naming_file
+from fewshot_callbacks.files.remote_cache import RemoteFile
+from fewshot_callbacks.storage.arrays import EmptyFilesError, FileArray, FileArrays, FileError, array_named, naming_file
 from fewshot_callbacks.storage.columns import (
     has_own_files,
     is_beside_vectors,
@@ -25,7 +26,8 @@ from fewshot_callbacks.storage.columns import (
     read_own_files,
 )
 from fewshot_callbacks.storage.formats import FORMATS
-from fewshot_callbacks.storage.shard_files import file_stamp, find_shards
+from fewshot_callbacks.storage.heads import open_heads
+from fewshot_callbacks.storage.shard_files import ListedShards, file_stamp, list_shards
 from fewshot_callbacks.storage.stored_rows import DTYPES
 
 # Files that are kept open: the files in which two threads read, and the next file of each. Thousands would exceed the
@@ -105,7 +107,7 @@ class Shards:
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | ListedShards,
         *,
         embeddings: str | None = None,
         labels: Any | None = None,
@@ -115,8 +117,8 @@ class Shards:
         scale: float = 1.0,
         offset: float = 0.0,
     ) -> None:
-        shard_files = find_shards(paths)
-        self.files = shard_files.files
+        listed = list_shards(paths)
+        self.files = listed.fetched()
         self._stamps = [file_stamp(file) for file in self.files]
         self._lock = Lock()
         # The cache and this object refer to each other, so files close when Python collects the cycle. They are only read.
@@ -145,8 +147,8 @@ class Shards:
 
         # A column in several files of its own has the order of its files, as the vectors have the order of theirs.
         single_arrays = [argument for argument in by_file if argument not in names and len(by_file[argument]) == 1]
-        order = shard_files.note_on_order(single_arrays)
-        self.notes = (*shard_files.notes, *([order] if order else []))
+        order = listed.note_on_order(single_arrays)
+        self.notes = (*listed.notes, *([order] if order else []))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -218,6 +220,29 @@ class Shards:
         return FORMATS[file.suffix.lower()](file)
 
 
+class VectorHeads(NamedTuple):
+    """The heads of the vectors in files."""
+
+    rows: int
+    dim: int
+    # a NumPy type, or torch.bfloat16
+    dtype: Any
+
+
+def read_vector_heads(listed: ListedShards, embeddings: str | None = None) -> VectorHeads:
+    """Return the number, dim and type of the vectors in files, from the heads and footers of the files.
+
+    Args:
+        listed: The files; remote files are not fetched.
+        embeddings: Name of the array or column; by default `embeddings`, or the only one with two axes.
+
+    Raises:
+        ValueError: As `Shards` does.
+    """
+    content = _inspect(listed.files, lambda index: open_heads(listed.files[index]), embeddings, {})
+    return VectorHeads(sum(content.lengths), *content.vector_type)
+
+
 class _VectorType(NamedTuple):
     """The dim and the type of the vectors, the same in all files."""
 
@@ -235,13 +260,16 @@ class _Content(NamedTuple):
     name: str
     lengths: list[int]
     vector_type: _VectorType
-    first_file: Path
+    first_file: Path | RemoteFile
     # argument -> the column in each file with rows
     columns: dict[str, list[NDArray[Any]]]
 
 
 def _inspect(
-    files: Sequence[Path], opened: Callable[[int], FileArrays], name: str | None, column_names: Mapping[str, str]
+    files: Sequence[Path | RemoteFile],
+    opened: Callable[[int], FileArrays],
+    name: str | None,
+    column_names: Mapping[str, str],
 ) -> _Content:
     """Return the content of all files, with the columns. Each file is opened once.
 
@@ -280,7 +308,7 @@ def _inspect(
             for argument, column in column_names.items():
                 columns[argument].append(read_beside_vectors(arrays, column, argument, rows))
     if name is None or vector_type is None:
-        raise InputError(f"{files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
+        raise EmptyFilesError(f"{files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
     return _Content(name, lengths, vector_type, first_file, columns)
 
 

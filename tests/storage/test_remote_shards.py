@@ -1,6 +1,7 @@
 """Shards at addresses: every format and form, one copy for each version, and a sentence for each mistake."""
 
 import functools
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,9 +16,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
 from fewshot_callbacks import Shards
+from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.files import remote_cache
 from tests.messages import missing_facts, refused
-from tests.remote_stores import empty_memory, s3_server
+from tests.remote_stores import counting_store, empty_memory, s3_server
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 PLACES = ("bucket", "folder", "file")
@@ -343,3 +345,86 @@ def test_a_wrong_bucket_a_wrong_name_and_a_lack_of_permission_in_s3_are_told_apa
     for address in ("s3://bucket/vectors/*.npy", "s3://bucket/vectors/a.npy"):
         with refused(PermissionError, address, "Access Denied", "keys"):
             Shards(address)
+
+
+# ------------------------------------------------------------------------------------------------------ heads and footers
+
+MANY = np.random.default_rng(0).normal(size=(20_000, 64)).astype(np.float32)
+
+
+def write_many(file, kind):
+    """Write 20,000 rows with a label each, as the ending of the file and a kind of it say."""
+    labels = np.arange(len(MANY))
+    if file.suffix == ".npy":
+        np.save(file, MANY)
+    elif file.suffix == ".npz":
+        save = np.savez_compressed if kind == "compressed" else np.savez
+        save(file, embeddings=MANY, labels=labels)
+    elif file.suffix == ".safetensors":
+        torch = pytest.importorskip("safetensors.torch").torch
+        tensors = {"embeddings": torch.from_numpy(MANY).bfloat16(), "labels": torch.from_numpy(labels)}
+        pytest.importorskip("safetensors.torch").save_file(tensors, file)
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        lists = list(MANY)
+        if kind == "fixed":
+            lists = arrow.FixedSizeListArray.from_arrays(arrow.array(MANY.ravel()), 64)
+        table = arrow.table({"embeddings": lists, "labels": labels})
+        if file.suffix == ".parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(table, file, row_group_size=3000)
+        else:
+            write_arrow = arrow.ipc.new_stream if kind == "stream" else arrow.ipc.new_file
+            with write_arrow(file, table.schema) as writer:
+                writer.write_table(table, max_chunksize=2000)
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "bytes_read"),
+    [
+        # Each of three files is opened twice: the first for the names of its arrays, and each for its length.
+        (".npy", "", 2**19),
+        (".npz", "", 2**20),
+        (".npz", "compressed", 2**20),
+        (".safetensors", "", 2**19),
+        (".parquet", "lists", 2**19),
+        (".parquet", "fixed", 2**19),
+        # The heads of 40 batches, with the labels between them, and a batch of the vectors.
+        (".arrow", "lists", 3 * 2**22),
+        (".feather", "fixed", 3 * 2**22),
+    ],
+)
+def test_a_plan_reads_heads_and_footers_and_fetches_nothing(tmp_path, cache, capsys, ending, kind, bytes_read):
+    (tmp_path / "store").mkdir()
+    for part in range(3):
+        write_many(tmp_path / "store" / f"{part}{ending}", kind)
+    stored = sum(file.stat().st_size for file in (tmp_path / "store").iterdir())
+    reads = counting_store(str(tmp_path / "store"))
+    words = ["plan", "--json", "--files"]
+    assert main([*words, f"counted://*{ending}"]) == 0
+    of_remote = json.loads(capsys.readouterr().out)
+    assert sum(size for _, size in reads) < min(bytes_read, 0.6 * stored)
+    assert not cache.exists()
+    assert main([*words, str(tmp_path / "store" / f"*{ending}")]) == 0
+    of_local = json.loads(capsys.readouterr().out)
+    assert (of_remote["queries"], of_remote["dim"], of_remote["bytes_to_fetch"]) == (60_000, 64, stored)
+    assert of_remote["bytes_per_second"] is None
+    for name in ("queries", "gallery", "dim", "gallery_bytes", "bytes_read"):
+        assert of_remote[name] == of_local[name]
+
+
+def test_a_stream_is_fetched_for_a_plan_since_it_has_no_footer(tmp_path, cache, capsys):
+    (tmp_path / "store").mkdir()
+    write_many(tmp_path / "store" / "a.arrow", "stream")
+    counting_store(str(tmp_path / "store"))
+    assert main(["plan", "--json", "--files", "counted://a.arrow"]) == 0
+    assert json.loads(capsys.readouterr().out)["queries"] == 20_000
+    assert len(list(cache.rglob("a.arrow"))) == 1
+
+
+def test_a_plan_of_remote_files_names_the_file_that_is_damaged(tmp_path, capsys):
+    (tmp_path / "store").mkdir()
+    np.save(tmp_path / "store" / "0.npy", MANY)
+    (tmp_path / "store" / "1.npy").write_bytes(b"damaged")
+    counting_store(str(tmp_path / "store"))
+    assert main(["plan", "--files", "counted://*.npy"]) == 1
+    assert missing_facts(capsys.readouterr().err, ("counted://1.npy", "damaged")) == []
