@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import sys
@@ -153,8 +154,9 @@ def _saved_report(options: Evaluate) -> RetrievalReport | None:
     """
     if options.against is None:
         return None
-    # Files of other kinds may be large, and are read piece by piece.
-    if options.against.suffix.lower() == ".npz" or not is_address(options.against):
+    # An address may also lead to several files, or to a file of another kind, which may be large: it is not fetched here.
+    is_one_archive = options.against.suffix.lower() == ".npz" and not glob.has_magic(str(options.against))
+    if is_one_archive or not is_address(options.against):
         file = local_copy(options.against)
         if file.is_file() and is_saved(file):
             return RetrievalReport.load(file)
