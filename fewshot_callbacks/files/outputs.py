@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fewshot_callbacks.errors import InputError
@@ -74,23 +75,39 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         OSError: If it cannot be written, for instance on a full disk. The older file is as it was.
     """
+    with whole_file(path) as file:
+        file.write_bytes(content)
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a file to write. It replaces an older file when the block ends without an error, and vanishes otherwise.
+
+    Of a link, the file that it leads to is replaced.
+
+    Raises:
+        OSError: If it cannot be written, for instance on a full disk. The older file is as it was.
+    """
     target = target_of(Path(path))
     if target.exists() and not target.is_file():  # a device or a pipe, which nothing can replace
-        target.write_bytes(content)
+        yield target
         return
     try:
-        _replace(target, content)
+        with _replacing(target) as partial:
+            yield partial
     except OSError as error:
         fix = "Make room there, or pass another path."
-        raise type(error)(f"{path} cannot be written: {error.strerror}. {fix}") from error
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}. {fix}") from error
 
 
-def _replace(path: Path, content: bytes) -> None:
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
     # The partial file is in the same folder, since a file can replace another one only on the same file system.
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    partial = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        yield partial
         # `mkstemp` lets only the owner read the file, which then gets the permissions of any new file. The mask that decides
         # them can be read only by setting it.
         mask = os.umask(0)
@@ -98,7 +115,7 @@ def _replace(path: Path, content: bytes) -> None:
         os.chmod(partial, 0o666 & ~mask)
         os.replace(partial, path)
     except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
