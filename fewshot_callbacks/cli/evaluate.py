@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fewshot_callbacks.cli.options import Evaluate, in_shell
 from fewshot_callbacks.cli.processes import joined_processes, part_of_process
+from fewshot_callbacks.cli.progress import progress_bar
 from fewshot_callbacks.cli.resume import journal_of
 from fewshot_callbacks.cli.stored_sets import StoredSets, are_first, read_sets, take_where
 from fewshot_callbacks.cli.tables import (
@@ -348,7 +347,7 @@ def evaluate_sets(
     queries: Any, arguments: dict[str, Any], settings: RetrievalSettings, *, has_bar: bool = True
 ) -> RetrievalReport:
     """Return the report of the inputs of a file; a bar shows the pairs done."""
-    with _progress_bar(is_wanted=has_bar) as progress:
+    with progress_bar(is_wanted=has_bar) as progress:
         return evaluate_retrieval(queries, **arguments, progress=progress, **settings.arguments())
 
 
@@ -375,7 +374,7 @@ def compress_sets(
     has_bar: bool,
 ) -> CompressionReport:
     """Return what compressed forms of the inputs of a file lose; a bar shows the pairs done. *Collective*."""
-    with _progress_bar(is_wanted=has_bar) as progress:
+    with progress_bar(is_wanted=has_bar) as progress:
         return costs_beside(
             report,
             compression,
@@ -386,22 +385,6 @@ def compress_sets(
             share=arguments.get("share", EVERYTHING),
             progress=progress,
         )
-
-
-@contextmanager
-def _progress_bar(*, is_wanted: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of finished pairs, and yield the function that moves it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    # In a file or a pipe a bar would be control characters.
-    is_hidden = not is_wanted or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
-        task = bar.add_task("pairs", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def judged_relevance(sets: StoredSets, options: Evaluate) -> Relevance | None:

@@ -75,7 +75,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         OSError: If it cannot be written, for instance on a full disk. The older file is as it was.
     """
-    with whole_file(path) as file:
+    with whole_file(path) as file, naming_output(path):
         file.write_bytes(content)
 
 
@@ -86,24 +86,15 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     Of a link, the file that it leads to is replaced.
 
     Raises:
-        OSError: If it cannot be written, for instance on a full disk. The older file is as it was.
+        OSError: If the file cannot be made, or cannot replace the older one.
     """
     target = target_of(Path(path))
     if target.exists() and not target.is_file():  # a device or a pipe, which nothing can replace
         yield target
         return
-    try:
-        with _replacing(target) as partial:
-            yield partial
-    except OSError as error:
-        fix = "Make room there, or pass another path."
-        raise type(error)(f"{path} cannot be written: {error.strerror or error}. {fix}") from error
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
     # The partial file is in the same folder, since a file can replace another one only on the same file system.
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with naming_output(path):
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(descriptor)
     partial = Path(name)
     try:
@@ -112,11 +103,22 @@ def _replacing(path: Path) -> Iterator[Path]:
         # them can be read only by setting it.
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)
-        os.replace(partial, path)
+        with naming_output(path):
+            os.chmod(partial, 0o666 & ~mask)
+            os.replace(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def naming_output(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the output in an error of the system inside the block."""
+    try:
+        yield
+    except OSError as error:
+        fix = "Make room there, or pass another path."
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}. {fix}") from error
 
 
 def target_of(path: Path) -> Path:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.files.outputs import whole_file
+from fewshot_callbacks.files.outputs import naming_output, whole_file
 from fewshot_callbacks.functional.neighbours import Neighbours
 from fewshot_callbacks.system.extras import required_extra
 
@@ -89,7 +89,20 @@ def write_batches(
     opened = _opener(path)
     with whole_file(path) as file, opened(file, ids, about) as write:
         for group in _groups(batches):
-            write(group)
+            with naming_output(path):
+                write(group)
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Refuse a name whose ending is no format, or a format whose package is not installed.
+
+    Raises:
+        ValueError: No format has this ending.
+        ModuleNotFoundError: If `pyarrow` is not installed, for a `.parquet` file.
+    """
+    if _opener(path) is _parquet:
+        with required_extra("files", "a .parquet file"):
+            import_module("pyarrow.parquet")
 
 
 def read_neighbours(path: str | os.PathLike[str]) -> Neighbours:

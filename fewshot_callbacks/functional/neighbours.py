@@ -19,6 +19,7 @@ from fewshot_callbacks.engine.options import Progress, computing, part_of_progre
 from fewshot_callbacks.engine.scale import Floats, check_similarity
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.files.journal import recorded_result
 from fewshot_callbacks.functional._reading import (
     as_tensor,
     check_embeddings,
@@ -207,10 +208,10 @@ def nearest(
             choose=None if query_indices is None else choose,
         )
         found = search_of_all(_CALL, sets, k, progress)
-    return _as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
+    return as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
 
 
-def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
+def as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
     """Return the candidates of all queries by their indices among the items that the caller passed.
 
     Args:
@@ -232,13 +233,13 @@ def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chos
         query_indices=index,
         indices=sets.gallery.to_origins(places)[of_query],
         scores=scores[of_query],
-        tied=_tied(scores, unlisted_ties)[of_query],
+        tied=are_tied(scores, unlisted_ties)[of_query],
         unlisted_ties=unlisted_ties[of_query],
         relevant=None if relevant is None else relevant[of_query],
     )
 
 
-def _tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
+def are_tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
     """Return whether another candidate has the same score.
 
     Args:
@@ -477,7 +478,7 @@ def found_in_batches(
     """Yield some queries of this process, and what `search` finds for them, until all are searched. *Collective*.
 
     So many queries are searched together as a budget allows. All processes take the same number of batches, some of which
-    may be empty.
+    may be empty. A journal keeps what each batch has found.
 
     Args:
         vectors: The queries of this process, and the gallery.
@@ -496,19 +497,25 @@ def found_in_batches(
     batches = np.array_split(queries, max(1, math.ceil(searched / at_once)))
     places = rules.places.astype(np.int32)
     for number, batch in enumerate(batches):
+        left = memory - UNSEARCHED_BYTES * (own - len(batch))
         of_batch = part_of_progress(progress, number, len(batches))
-        yield (
-            batch,
-            _found(*_only(vectors, rules, batch), k, memory - UNSEARCHED_BYTES * (own - len(batch)), places, of_batch),
-        )
+        find = partial(_found, vectors, rules, batch, k, left, places, of_batch)
+        yield batch, NearestItems(*recorded_result(find))
 
 
 def _found(
-    vectors: Vectors, rules: Rules, k: int, memory: float, places: NDArray[np.int32], progress: Progress | None
-) -> NearestItems:
+    vectors: Vectors,
+    rules: Rules,
+    batch: Int[np.ndarray, "batch"],
+    k: int,
+    memory: float,
+    places: NDArray[np.int32],
+    progress: Progress | None,
+) -> list[NDArray[Any]]:
     """Return what `search` finds for queries that are searched together. *Collective*."""
+    vectors, rules = _only(vectors, rules, batch)
     found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, places, progress)
-    return found._replace(scores=scores_of(vectors, found.scores).numpy())
+    return [found.items, scores_of(vectors, found.scores).numpy(), found.unlisted_ties]
 
 
 def _only(vectors: Vectors, rules: Rules, queries: Int[np.ndarray, "batch"]) -> tuple[Vectors, Rules]:
