@@ -125,8 +125,8 @@ def _drawn_queries(options: Nearest, arrays: dict[str, Any]) -> Callable[[int], 
 def _summary(options: Nearest, written: WrittenNeighbours) -> str:
     """Return what was written, in a few lines."""
     lines = [
-        f"Written: {printable(options.output)}, {counted(written.queries, 'query')} with {counted(written.k, 'neighbour')} "
-        f"each, among {counted(written.gallery, 'item')}."
+        f"Written: {printable(options.output)}, the {counted(written.k, 'nearest neighbour')} of "
+        f"{counted(written.queries, 'query')} among {counted(written.gallery, 'item')}."
     ]
     if written.queries_with_ties:
         number = written.queries_with_ties

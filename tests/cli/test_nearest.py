@@ -10,7 +10,7 @@ import pytest
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.engine.nearest import nearest_items
 from fewshot_callbacks.functional import read_neighbours
-from tests.cli.test_evaluate import SLURM
+from tests.cli.slurm_steps import SLURM
 from tests.messages import missing_facts
 
 arrow = pytest.importorskip("pyarrow")
@@ -63,7 +63,7 @@ def test_the_file_has_rows_ids_scores_and_ties(files, tmp_path, capsys, memory_m
     assert table["ids"].to_pylist() == IDS[np.array(indices)].tolist()
     assert table["scores"].to_pylist() == scores
     assert table["unlisted_ties"].to_pylist() == unlisted
-    assert missing_facts(said, ("260 queries", "7 neighbours", sum(number > 0 for number in unlisted))) == []
+    assert missing_facts(said, ("260 queries", "7 nearest neighbours", sum(number > 0 for number in unlisted))) == []
     found = read_neighbours(tmp_path / "truth.parquet")
     ties = [[row.count(score) > 1 for score in row] for row in scores]
     ties = [[is_tied or (more > 0 and score == row[-1]) for is_tied, score in zip(tied, row, strict=True)]
