@@ -83,13 +83,7 @@ def write_nearest(
         )
         with tempfile.TemporaryDirectory() as folder:
             parts = _Parts(Path(folder), sets)
-            with computing() as threads:
-                vectors = sets.vectors(threads)
-                rules = sets.rules()
-                own = np.arange(len(rules.self_match))
-                for batch, found in found_in_batches(vectors, rules, own, k, memory, progress=progress):
-                    parts.add(batch, *found)
-                    del found  # before the next batch is searched
+            _search(parts, sets, k, progress)
             summary = parts.summary(k)
             batches = parts.of_all()
             if share.processes.rank == 0:
@@ -97,6 +91,17 @@ def write_nearest(
             for _ in batches:  # other processes send
                 pass
     return summary
+
+
+def _search(parts: _Parts, sets: ItemSets, k: int, progress: Progress | None) -> None:
+    """Write what is found for the queries of this process, batch by batch. *Collective*."""
+    with computing() as threads:
+        vectors = sets.vectors(threads)
+        rules = sets.rules()
+        own = np.arange(len(rules.self_match))
+        for batch, found in found_in_batches(vectors, rules, own, k, sets.memory, progress=progress):
+            parts.add(batch, *found)
+            del found  # before the next batch is searched
 
 
 class _Parts:

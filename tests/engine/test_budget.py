@@ -266,6 +266,15 @@ def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(shape, th
     assert plan_layout(np.inf, *shape, **rest).cache_floats
 
 
+def test_items_of_other_processes_take_a_part_of_the_budget():
+    shape = (32e6, 1_000, 1_000, 16, 5_000)
+    without = plan_layout(*shape)
+    beside_others = plan_layout(*shape, foreign_items=1_000_000)
+    assert without.bytes <= beside_others.bytes <= 32e6
+    assert without.bytes + 24_000_000 > 32e6 >= plan_layout(0, *shape[1:], foreign_items=1_000_000).bytes >= 24_000_000
+    assert beside_others.buffer_pairs < without.buffer_pairs
+
+
 def test_batches_hold_queries_with_lists_of_any_length_or_none():
     sizes = np.array([0, 0, 5, 1000, 0, 3, 3, 3, 2, 1] * 20)
     for batch in (1, 30, 2000, 10**6):
