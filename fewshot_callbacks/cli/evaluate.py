@@ -6,18 +6,17 @@ import glob
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fewshot_callbacks.cli.options import Columns, Evaluate, in_shell
 from fewshot_callbacks.cli.processes import joined_processes, part_of_process
+from fewshot_callbacks.cli.progress import progress_bar
 from fewshot_callbacks.cli.resume import journal_of
 from fewshot_callbacks.cli.stored_sets import StoredSets, are_first, read_sets, take_where
 from fewshot_callbacks.cli.tables import (
@@ -216,27 +215,18 @@ def _leakage_of(
     report: RetrievalReport, sets: StoredSets, train: StoredSets, options: Evaluate, processes: Processes
 ) -> Leakage:
     """Return the queries of a file that have a copy in training, and the metrics without them. *Collective*."""
-    queries, query_ids = _rows_of_process(sets, processes)
-    items, train_ids = _rows_of_process(train, processes)
+    queries = sets.rows_of_process("queries", processes)
     lowest = ReportDefaults.duplicates_from if options.duplicates_from is None else options.duplicates_from
     return leakage(
         report,
         queries,
-        items,
-        query_ids=query_ids,
-        train_ids=train_ids,
+        train.rows_of_process("queries", processes),
+        query_ids=sets.rows_of_process("query_ids", processes),
+        train_ids=train.rows_of_process("query_ids", processes),
         min_score=copy_score(lowest, report, queries.shape[1]),
         memory_mb=options.settings.memory_mb,
         share=Share(processes),
     )
-
-
-def _rows_of_process(sets: StoredSets, processes: Processes) -> tuple[Any, Any]:
-    """Return the queries of this process and their ids."""
-    if sets.is_part or processes.count == 1:
-        return sets.queries, sets.get("query_ids")
-    queries, part = part_of_process(sets.queries, {"gallery": None, "query_ids": sets.get("query_ids")}, processes)
-    return queries, part["query_ids"]
 
 
 @dataclass(frozen=True)
@@ -454,7 +444,7 @@ def evaluate_sets(
     queries: Any, arguments: dict[str, Any], settings: RetrievalSettings, *, has_bar: bool = True
 ) -> RetrievalReport:
     """Return the report of the inputs of a file; a bar shows the pairs done."""
-    with _progress_bar(is_wanted=has_bar) as progress:
+    with progress_bar(is_wanted=has_bar) as progress:
         return evaluate_retrieval(queries, **arguments, progress=progress, **settings.arguments())
 
 
@@ -481,7 +471,7 @@ def compress_sets(
     has_bar: bool,
 ) -> CompressionReport:
     """Return what compressed forms of the inputs of a file lose; a bar shows the pairs done. *Collective*."""
-    with _progress_bar(is_wanted=has_bar) as progress:
+    with progress_bar(is_wanted=has_bar) as progress:
         return costs_beside(
             report,
             compression,
@@ -492,22 +482,6 @@ def compress_sets(
             share=arguments.get("share", EVERYTHING),
             progress=progress,
         )
-
-
-@contextmanager
-def _progress_bar(*, is_wanted: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of finished pairs, and yield the function that moves it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    # In a file or a pipe a bar would be control characters.
-    is_hidden = not is_wanted or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
-        task = bar.add_task("pairs", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes = ALONE) -> Relevance | None:

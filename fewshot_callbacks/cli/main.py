@@ -24,7 +24,8 @@ COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
     "compare": "compare two runs of fit on the test set and by their steps, or saved reports query by query",
     "evaluate": "retrieval metrics of embeddings in files: .npz, .npy, .parquet, .arrow, .feather, .safetensors",
-    "report": "the same with failures, suspects, near duplicates and images, as one HTML file",
+    "nearest": "exact nearest neighbours of embeddings in files, with ids, scores and ties, as a .parquet file",
+    "report": "the same as evaluate, with failures, suspects, near duplicates and images, as one HTML file",
     "trials": "verification of pairs that someone listed, such as those of LFW and VoxCeleb",
     "plan": "compute what an evaluation will cost, before it is started",
     "warm": "compile what a first evaluation would compile, for an image of a container, a cluster or CI",
@@ -33,7 +34,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint of fit on the test classes",
 }
 # Commands that write their result to files, so that they can run without an output.
-WRITE_FILES = {"demo", "report", "fit"}
+WRITE_FILES = {"demo", "nearest", "report", "fit"}
 # Commands that need every optional package; the others need the extra `cli`.
 NEED_ALL_EXTRAS = {"demo", "report", "fit", "validate", "test"}
 REPORTED_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")

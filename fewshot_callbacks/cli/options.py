@@ -122,6 +122,46 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Nearest:
+    """Find the exact k nearest neighbours of embeddings in files, such as the ground truth of a search index.
+
+    Two examples:
+
+        fewshot nearest 'embeddings/*.parquet' -k 100 -o truth.parquet
+        fewshot nearest queries.npy --gallery gallery.npy -k 100 --queries 10000 -o truth.parquet
+
+    Files and the names of their arrays are those of 'fewshot evaluate'; labels are not needed. Scores are exact. A .parquet
+    file has a row for each query: query is its row, indices are the rows of its neighbours, the closest first, and scores
+    their similarities in float64. tied marks neighbours whose score another candidate has, too, and unlisted_ties counts
+    those that are not listed. If the files have ids, query_id and ids are the same neighbours by their ids.
+
+    Args:
+        file: The queries: a file, a folder, a glob in quotes or an address. Without --gallery, they are also searched.
+        output: The file to write; a file of this name is replaced. Its ending is the format: .parquet, .ivecs (only rows, as
+            int32) or .fvecs (only scores, as float32).
+        gallery: Files of the items that are searched, where they are not in the file of the queries.
+        k: Number of neighbours of each query.
+        queries: Number of queries that are drawn; by default all.
+        seed: Seed by which they are drawn.
+        similarity: How embeddings are compared.
+        memory_mb: Memory budget beyond the embeddings that stay in memory, in MB; by default 512.
+        resume: A new or empty folder where the state of the search is written about every minute, so that the same command
+            goes on from there after a kill; the state is removed at the end.
+    """
+
+    file: Path
+    output: Path | None = None
+    columns: Columns = Columns()
+    gallery: Path | None = None
+    k: int = 10
+    queries: int | None = None
+    seed: int = 0
+    similarity: Similarity = "cosine"
+    memory_mb: float | None = None
+    resume: Path | None = None
+
+
+@dataclass(frozen=True)
 class Report:
     """Write one self-contained HTML file about embeddings.
 
@@ -315,6 +355,7 @@ class Warm:
 
 OPTIONS: dict[str, type] = {
     "evaluate": Evaluate,
+    "nearest": Nearest,
     "report": Report,
     "trials": Trials,
     "plan": Plan,

@@ -30,7 +30,7 @@ AS_TYPED: dict[str, dict[str, Any]] = {
     "require": {"action": "append", "metavar": "REQUIREMENT"},
     "others": {"nargs": "*", "type": Path, "default": ()},
 }
-SHORT = {"output": ["-o"]}
+SHORT = {"output": ["-o"], "k": ["-k"]}
 # Words that YAML spells in another way.
 YAML = {"none": "null", "auto": "auto", "inf": ".inf", "infinity": ".inf", "-inf": "-.inf", "nan": ".nan"}
 

@@ -244,6 +244,11 @@ def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processe
     return _take_rows(queries, query_rows), parts
 
 
+def own_rows(values: Any, processes: Processes) -> Any:
+    """Return the rows of this process of an array with all rows, as `part_of_process` divides them."""
+    return _take_rows(values, _rows_of_process(len(values), processes))
+
+
 def _rows_of_process(rows: int, processes: Processes) -> slice:
     """Return the rows of this process: neighbours, and about as many as in other processes."""
     return slice(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)

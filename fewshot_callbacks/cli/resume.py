@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.cli.options import Evaluate
+from fewshot_callbacks.cli.options import Columns, Evaluate, Nearest
 from fewshot_callbacks.cli.stored_sets import StoredSets
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.files.journal import Journal
@@ -39,31 +39,51 @@ def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[Store
     """
     if options.resume is None:
         return None
+    others = {"unknown": options.unknown, "at_least": options.at_least, "dims": options.dims, "codes": options.codes}
+    training = {"train": options.train, "duplicates_from": options.duplicates_from}
+    settings = asdict(options.settings) | others | training
+    del settings["confidence"]  # the command has no option for it
+    description = _description(settings, options.columns, processes, all_sets)
+    if options.judgements is not None:
+        description["judgements"] = _digest_of_files([options.judgements])
+    with processes.together():
+        return Journal(options.resume, description, processes)
+
+
+def journal_of_search(options: Nearest, processes: Processes, all_sets: Sequence[StoredSets]) -> Journal | None:
+    """Return the journal of a search for neighbours; see `journal_of`."""
+    if options.resume is None:
+        return None
+    names = ("k", "queries", "seed", "similarity", "memory_mb")
+    settings = {name: getattr(options, name) for name in names}
+    description = _description(settings, options.columns, processes, all_sets)
+    with processes.together():
+        return Journal(options.resume, description, processes)
+
+
+def _description(
+    settings: Mapping[str, object], columns: Columns, processes: Processes, all_sets: Sequence[StoredSets]
+) -> dict[str, Any]:
+    """Return all that a result depends on, or the tiles in which states are counted."""
     description: dict[str, Any] = {
         "files": " and ".join(str(sets.file) for sets in all_sets),
         "processes": processes.count,
         "version": __version__,
     }
-    # The result depends on these, or the tiles in which states are counted.
-    columns = options.columns.passed()
-    others = {"unknown": options.unknown, "at_least": options.at_least, "dims": options.dims, "codes": options.codes}
-    training = {"train": options.train, "duplicates_from": options.duplicates_from}
-    for name, value in (asdict(options.settings) | columns | others | training).items():
-        if value is not None and name != "confidence":  # the command has no option for it
+    passed = columns.passed()
+    for name, value in {**settings, **passed}.items():
+        if value is not None:
             description[f"--{name}"] = str(value)
     for sets in all_sets:
         description[f"content of {sets.file}"] = _stamps_of(sets.paths)
-    for name, column in columns.items():
+    for name, column in passed.items():
         if column.lower().endswith(".npy"):
             description[f"content of --{name}"] = _digest_of_files(list_shards(column).fetched())
-    if options.judgements is not None:
-        description["judgements"] = _digest_of_files([options.judgements])
     for sets in all_sets:
         for name, values in sets.arrays.items():
             if name not in VECTORS:
                 description[f"{sets.name_in_file(name)} in {sets.file}"] = _digest_of_array(values)
-    with processes.together():
-        return Journal(options.resume, description, processes)
+    return description
 
 
 def _stamps_of(files: Sequence[Path]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.cli.options import COLUMNS, Columns
-from fewshot_callbacks.cli.processes import files_of_process, list_in_all, open_shards, read_in_all
+from fewshot_callbacks.cli.processes import files_of_process, list_in_all, open_shards, own_rows, read_in_all
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text
@@ -108,6 +108,13 @@ class StoredSets:
             return name
         names_of_one = {other: usual for names in (QUERY_NAMES, GALLERY_NAMES) for usual, other in names.items()}
         return names_of_one[name]
+
+    def rows_of_process(self, name: str, processes: Processes) -> Any:
+        """Return this process's rows of an array by the name of the argument; None if the file lacks it."""
+        values = self.arrays.get(name)
+        if values is None or self.is_part or processes.count == 1:
+            return values
+        return own_rows(values, processes)
 
     def column_of_all(self, name: str, processes: Processes) -> NDArray[Any]:
         """Return a column of all rows by the name of the argument; empty if the file lacks it. *Collective*."""

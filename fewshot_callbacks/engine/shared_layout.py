@@ -29,6 +29,7 @@ def shared_layout(
     *,
     ranked: int | None = None,
     on_device: bool = False,
+    reserved: int = 0,
 ) -> Layout:
     """Return the sizes that keep within a budget. Collective.
 
@@ -40,17 +41,20 @@ def shared_layout(
         list_lengths: (queries,) number of relevant items of each query of this process.
         ranked: Number of relevant pairs whose ranks are computed, if these are others.
         on_device: Whether tiles are computed on a device.
+        reserved: Bytes of the memory that something else takes.
     """
     if vectors.stored is not None:  # the remainder is for rows that are resident or being read
         memory *= vectors.stored.remaining_share
     resident = len(vectors.pairs.gallery)
+    [all_items] = vectors.processes.summed(np.array([vectors.items])).tolist()
     layout = plan_layout(
-        memory,
+        memory - reserved,
         len(vectors.pairs.queries),
         resident,
         vectors.scale.columns,
         int(list_lengths.sum()),
         disk_items=vectors.items - resident,
+        foreign_items=all_items - vectors.items,
         two_operands=vectors.item_rows is not vectors.query_rows,
         threads=vectors.threads,
         on_device=on_device,

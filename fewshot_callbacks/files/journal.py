@@ -79,7 +79,7 @@ class Journal:
         self.folder = folder
         self.processes = processes
         self._timer = WriteTimer()
-        # number of passes and choices that have begun
+        # number of passes, choices and results that have begun
         self._entries = 0
         plain = json.loads(json.dumps(dict(description), default=str))
         # Every key contains it: the state of another evaluation is never read, even if its description is lost.
@@ -118,6 +118,26 @@ class Journal:
         files.write(position, [choice])
         return str(choice)
 
+    def recorded_result(self, compute: Callable[[], Arrays]) -> Arrays:
+        """Return what was computed here before the evaluation was killed; otherwise compute, and write it. Collective.
+
+        The states of the passes in between are then removed, since they are not needed any more.
+
+        Args:
+            compute: Returns the result. It may begin passes.
+        """
+        files = self._next_files("result")
+        position, arrays = files.read()
+        first = self._entries
+        if arrays:  # later passes get the numbers that they would have got
+            self._entries += int(arrays[0])
+            return arrays[1:]
+        result = compute()
+        files.write(position, [np.array(self._entries - first), *result])
+        for number in range(first + 1, self._entries + 1):
+            self._files_of(number, "").remove()
+        return result
+
     def remove(self) -> None:
         """Delete the files of this rank; also the folder, if it was made here and no process has a file in it."""
         files = [file for file, rank in self._state_files().items() if rank == str(self.processes.rank)]
@@ -135,7 +155,11 @@ class Journal:
     def _next_files(self, key: str) -> StateFiles:
         """Return the files of the next pass or choice."""
         self._entries += 1
-        name = f"{MARK}-{self.processes.rank}.{self._entries}"
+        return self._files_of(self._entries, key)
+
+    def _files_of(self, number: int, key: str) -> StateFiles:
+        """Return the files of a pass, a choice or a result."""
+        name = f"{MARK}-{self.processes.rank}.{number}"
         return StateFiles(self.folder, name, f"{self._fingerprint} {key}", self.processes, self._timer)
 
     def _refuse_another_evaluation(self, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -172,6 +196,12 @@ _current: ContextVar[Journal | None] = ContextVar("journal", default=None)
 def current_journal() -> Journal | None:
     """Return the journal of the `journaling` block around the call; None where nothing is written."""
     return _current.get()
+
+
+def recorded_result(compute: Callable[[], Arrays]) -> Arrays:
+    """Return what a killed process had computed here, if there was one; otherwise compute it. Collective."""
+    journal = current_journal()
+    return compute() if journal is None else journal.recorded_result(compute)
 
 
 @contextmanager
@@ -287,6 +317,11 @@ class StateFiles:
     def exist(self) -> bool:
         """Return whether a state was written."""
         return self._latest.exists()
+
+    def remove(self) -> None:
+        """Delete the files."""
+        self._latest.unlink(missing_ok=True)
+        self._previous.unlink(missing_ok=True)
 
     def read(self) -> tuple[Position, Arrays]:
         """Return the latest position for which all processes have a state, and this state. Collective.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fewshot_callbacks.errors import InputError
@@ -74,32 +75,50 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         OSError: If it cannot be written, for instance on a full disk. The older file is as it was.
     """
+    with whole_file(path) as file, naming_output(path):
+        file.write_bytes(content)
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a file to write. It replaces an older file when the block ends without an error, and vanishes otherwise.
+
+    Of a link, the file that it leads to is replaced.
+
+    Raises:
+        OSError: If the file cannot be made, or cannot replace the older one.
+    """
     target = target_of(Path(path))
     if target.exists() and not target.is_file():  # a device or a pipe, which nothing can replace
-        target.write_bytes(content)
+        yield target
         return
-    try:
-        _replace(target, content)
-    except OSError as error:
-        fix = "Make room there, or pass another path."
-        raise type(error)(f"{path} cannot be written: {error.strerror}. {fix}") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
     # The partial file is in the same folder, since a file can replace another one only on the same file system.
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with naming_output(path):
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(descriptor)
+    partial = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        yield partial
         # `mkstemp` lets only the owner read the file, which then gets the permissions of any new file. The mask that decides
         # them can be read only by setting it.
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)
-        os.replace(partial, path)
+        with naming_output(path):
+            os.chmod(partial, 0o666 & ~mask)
+            os.replace(partial, target)
     except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def naming_output(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the output in an error of the system inside the block."""
+    try:
+        yield
+    except OSError as error:
+        fix = "Make room there, or pass another path."
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}. {fix}") from error
 
 
 def target_of(path: Path) -> Path:

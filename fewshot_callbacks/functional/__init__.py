@@ -12,6 +12,7 @@ from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accurac
 from fewshot_callbacks.functional.leaks import Leakage, leakage
 from fewshot_callbacks.functional.linear_probe import PROBE_METRICS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.moments import Moments
+from fewshot_callbacks.functional.neighbour_files import read_neighbours, write_neighbours
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
@@ -193,6 +194,7 @@ __all__ = [
     "paired_difference_p_value",
     "plan_evaluation",
     "rank_reports",
+    "read_neighbours",
     "read_trials",
     "relevant_ranks",
     "requested_metric",
@@ -206,4 +208,5 @@ __all__ = [
     "trial_scores",
     "variance_ratio",
     "variance_ratio_of_set",
+    "write_neighbours",
 ]

@@ -12,17 +12,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._jackknife import SAME
 from fewshot_callbacks.functional._notes import notes_on_largest_class
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional.item_reader import read_items
-from fewshot_callbacks.functional.items import EVERYTHING, GROUPING, ItemSets, Rules, Share, first_equal_rows
+from fewshot_callbacks.functional.items import EVERYTHING, GROUPING, ItemSets, Share, first_equal_rows
 from fewshot_callbacks.functional.means import exact_mean
-from fewshot_callbacks.functional.neighbours import positive_number, positive_whole, search
+from fewshot_callbacks.functional.neighbours import found_in_batches, positive_number, positive_whole
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes, several
 from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, normal_quantile
@@ -32,8 +31,11 @@ from fewshot_callbacks.system.words import counted, none_has
 _CALL = "knn_accuracy"
 # Suffix of a metric, and the last rank of the right class, by its votes, that is a hit.
 LAST_RANKS = {"": 1, "_top5": 5}
-# Votes that are in memory at the same time, with some 150 bytes each.
-VOTES_AT_ONCE = 2**20
+# Bytes of a vote, while the votes of some queries are counted.
+VOTE_BYTES = 150
+# Share of the budget for these votes, and their largest number.
+VOTES_SHARE = 0.25
+MOST_VOTES = 2**20
 
 KNN_METRICS = (
     Metric("knn@{k}", "pairs", None, "Queries whose label has the most votes of the {k} nearest items of a gallery."),
@@ -144,6 +146,7 @@ def knn_accuracy(
     similarity: Similarity = "cosine",
     confidence: float = 0.95,
     memory_mb: float | None = None,
+    progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> KnnReport:
     """Classify each query by a vote of its k nearest items of a gallery, and count how often its label wins.
@@ -170,8 +173,10 @@ def knn_accuracy(
         temperature: In units of the score; None for equal weights. 0.07 is usual for cosines.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
         confidence: Confidence level of the intervals, in (0, 1). Queries of one class are taken to be dependent.
-        memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours take
-            additional memory, about 60 bytes for each: 0.6 GB for 50,000 queries and k = 200.
+        memory_mb: Bound on the memory of the search and of its neighbours beyond the embeddings, in MB; None is 512.
+            Queries are searched in batches that keep within the bound.
+        progress: Called with the number of pairs done and the number of all pairs. Searches for further items that tie are
+            not counted.
         share: Which of the queries and of the gallery this process holds, where several make the call together. The gallery
             is exchanged in chunks, and all return the report of one.
 
@@ -216,7 +221,7 @@ def knn_accuracy(
         effect = "A copy is the nearest of all, and votes for the right label"
         notes = sets.notes_on_copies(sets.copies(), effect)
         neighbours = NeighbourSearch.of(sets)
-        per_query = _values_of_all(neighbours, has_match, ks, temperature)
+        per_query = _values_of_all(neighbours, has_match, ks, temperature, progress)
         return _report(per_query, neighbours, torch.from_numpy(has_match), confidence, notes)
 
 
@@ -236,7 +241,11 @@ def _checked(
 
 
 def _values_of_all(
-    neighbours: NeighbourSearch, has_match: Bool[np.ndarray, "queries"], ks: Sequence[int], temperature: float | None
+    neighbours: NeighbourSearch,
+    has_match: Bool[np.ndarray, "queries"],
+    ks: Sequence[int],
+    temperature: float | None,
+    progress: Progress | None,
 ) -> dict[str, Float[Tensor, "queries"]]:
     """Return the value of each query, by metric. *Collective*.
 
@@ -244,7 +253,7 @@ def _values_of_all(
     """
     items = neighbours.sets.queries
     searched = np.flatnonzero(has_match[items.places.numpy()])
-    hits = neighbours.hits(searched, [k for k in ks if k <= neighbours.candidates], temperature)
+    hits = neighbours.hits(searched, [k for k in ks if k <= neighbours.candidates], temperature, progress)
     per_query = {}
     for k in dict.fromkeys(ks):
         for suffix in LAST_RANKS:
@@ -339,7 +348,11 @@ class NeighbourSearch:
         return len(self.gallery_classes) - int(bool((self.self_match >= 0).any()))
 
     def hits(
-        self, queries: Int[np.ndarray, "searched"], ks: list[int], temperature: float | None
+        self,
+        queries: Int[np.ndarray, "searched"],
+        ks: list[int],
+        temperature: float | None,
+        progress: Progress | None = None,
     ) -> dict[str, Float[np.ndarray, "searched"]]:
         """Return the value of some queries, by metric. *Collective*.
 
@@ -347,6 +360,7 @@ class NeighbourSearch:
             queries: Number of each of them among the queries of this process.
             ks: Numbers of neighbours that vote, each at most the number of candidates.
             temperature: Of the weights of the votes; None for equal weights.
+            progress: As in `votes`.
         """
         hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in LAST_RANKS}
         if not hits:
@@ -356,7 +370,7 @@ class NeighbourSearch:
         _, first, kind_of_query = np.unique(kinds, return_index=True, return_inverse=True)
         searched = queries[first]
         with computing() as threads:
-            for positions, votes in self.votes(threads, searched, max(ks)):
+            for positions, votes in self.votes(threads, searched, max(ks), progress):
                 for key, values in _hits(votes, classes[searched[positions]], ks, temperature).items():
                     hits[key][positions] = values
         return {key: values[kind_of_query] for key, values in hits.items()}
@@ -381,7 +395,7 @@ class NeighbourSearch:
         return kinds
 
     def votes(
-        self, threads: int, queries: Int[np.ndarray, "searched"], k: int
+        self, threads: int, queries: Int[np.ndarray, "searched"], k: int, progress: Progress | None = None
     ) -> Iterator[tuple[Int[np.ndarray, "block"], Votes]]:
         """Yield positions among the queries, and the votes of their k nearest neighbours and of all that tie with the last.
 
@@ -391,6 +405,7 @@ class NeighbourSearch:
             threads: Number of threads to compute with.
             queries: Number of each query among those of this process.
             k: Number of neighbours.
+            progress: Called with the number of pairs of the first search that are done, and the number of all its pairs.
         """
         sets = self.sets
         distinct = self.rows
@@ -399,25 +414,30 @@ class NeighbourSearch:
         vectors = searched.vectors(threads)
         rules = searched.rules()
         self_match = self.self_match[sets.queries.places.numpy()[queries]]
+        # number of rows of each query that tie with its last neighbour and are not listed
+        unlisted_ties = np.zeros(len(queries), np.int64)
         remaining = np.arange(len(queries))
         listed = k  # rows that are listed for each query
-        step = len(queries)
+        most = None  # queries in a batch
+        votes_at_once = _votes_at_once(sets.memory)
         while processes.largest([float(len(remaining))])[0]:
-            # number of rows of each query that tie with its last neighbour and are not listed
-            unlisted_ties = np.zeros(len(queries), np.int64)
-            batches = _split(remaining, step)
-            for number in range(int(processes.largest([float(len(batches))])[0])):
-                batch = batches[number] if number < len(batches) else remaining[:0]
-                rows_listed = min(listed, distinct.number)
-                found = search(*_only(vectors, rules, queries[batch]), rows_listed, sets.memory)
-                unlisted_ties[batch] = found.unlisted_ties
+            rows_listed = min(listed, distinct.number)
+            position = 0
+            for batch, found in found_in_batches(
+                vectors, rules, queries[remaining], rows_listed, sets.memory, most=most, progress=progress
+            ):
+                of_batch = remaining[position : position + len(batch)]
+                position += len(batch)
+                unlisted_ties[of_batch] = found.unlisted_ties
                 complete = np.flatnonzero(found.unlisted_ties == 0)
-                for block in _split(complete, VOTES_AT_ONCE // distinct.most_votes(listed)):
-                    positions = batch[block]
+                for block in _split(complete, votes_at_once // distinct.most_votes(listed)):
+                    positions = of_batch[block]
                     yield positions, self._votes_of(self_match[positions], found.items[block], found.scores[block])
+                del found  # before the next batch is searched
             remaining = np.flatnonzero(unlisted_ties)
             listed += int(processes.largest([float(unlisted_ties.max(initial=0))])[0])
-            step = VOTES_AT_ONCE // listed
+            most = max(1, votes_at_once // listed)
+            progress = None  # the bar is at its end
 
     def _among_distinct_rows(self) -> ItemSets:
         """Return the queries with the distinct rows of the gallery.
@@ -459,16 +479,6 @@ class NeighbourSearch:
         items = distinct.items[entry] - (has_row & has_class & (item_of_query >= 0))
         score = np.repeat(scores[is_neighbour], length)
         return Votes(query, distinct.rows[entry], distinct.classes[entry], score, items)
-
-
-def _only(vectors: Vectors, rules: Rules, queries: Int[np.ndarray, "batch"]) -> tuple[Vectors, Rules]:
-    """Return some queries of this process, with the whole gallery and the rules for them."""
-    if np.array_equal(queries, np.arange(len(rules.self_match))):
-        return vectors, rules
-    codes = [(of_queries[queries], of_items) for of_queries, of_items in rules.codes]
-    # Two sets, since only the rules exclude: a row that stands for several items is a candidate of itself.
-    chosen = vectors.take(queries, slice(None), may_be_one_set=False)
-    return chosen, rules._replace(self_match=rules.self_match[queries], codes=codes)
 
 
 class _RowClasses(NamedTuple):
@@ -521,6 +531,11 @@ class _RowClasses(NamedTuple):
         length = np.diff(self.offsets)[rows]
         shift = self.offsets[rows] - np.cumsum(length) + length
         return np.repeat(shift, length) + np.arange(length.sum()), length
+
+
+def _votes_at_once(memory: float) -> int:
+    """Return how many votes are in memory at the same time, so that a budget in bytes is kept."""
+    return int(min(MOST_VOTES, VOTES_SHARE * memory / VOTE_BYTES))
 
 
 def _split(positions: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray, "_"]]:

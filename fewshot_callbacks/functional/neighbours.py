@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.engine.nearest import NearestItems, nearest_items, pairs_from
-from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.nearest import NearestItems, nearest_items, pairs_from, queries_at_once
+from fewshot_callbacks.engine.options import Progress, computing, part_of_progress
 from fewshot_callbacks.engine.scale import Floats, check_similarity
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.files.journal import recorded_result
 from fewshot_callbacks.functional._reading import (
     as_tensor,
     check_embeddings,
@@ -34,6 +37,8 @@ from fewshot_callbacks.system.words import counted, none_has
 
 # Neighbours of a query that `print` shows.
 SHOWN_NEIGHBOURS = 5
+# A query of another batch, while a batch of queries is searched: its norm, its place and its first duplicate.
+UNSEARCHED_BYTES = 40
 # The public function, for messages.
 _CALL = "nearest"
 
@@ -128,6 +133,7 @@ def nearest(
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
     memory_mb: float | None = None,
+    progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> Neighbours:
     """Find the k most similar candidates of each query, exactly and in bounded memory. *Collective*.
@@ -153,7 +159,9 @@ def nearest(
         query_groups: (queries,) group of each query; candidates of the query's own group are left out.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
-            per bit. A gallery in files (`Shards`) is read in chunks that keep within the bound.
+            per bit. A gallery in files (`Shards`) is read in chunks that keep within the bound, and queries are searched
+            in batches.
+        progress: Called with the number of pairs done and the number of all pairs.
         share: Which of the queries and of the gallery this process holds, where several make the call together. The gallery
             is exchanged in chunks, and each process returns the neighbours of all queries.
 
@@ -199,11 +207,11 @@ def nearest(
             memory=memory,
             choose=None if query_indices is None else choose,
         )
-        found = search_of_all(_CALL, sets, k)
-    return _as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
+        found = search_of_all(_CALL, sets, k, progress)
+    return as_neighbours(sets, found, None if query_indices is None else choose(sets.queries.given))
 
 
-def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
+def as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
     """Return the candidates of all queries by their indices among the items that the caller passed.
 
     Args:
@@ -216,8 +224,8 @@ def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chos
     relevant = None
     if "labels" in items.columns:
         relevant = (places >= 0) & (sets.gallery.labels[places] == items.labels[:, None])
-    of_query = torch.arange(items.length)
-    index = items.to_origins(of_query)
+    of_query: Any = slice(None)  # without a copy
+    index = items.to_origins(torch.arange(items.length))
     if asked is not None:
         of_query = torch.searchsorted(index, asked)
         index = asked
@@ -225,20 +233,20 @@ def _as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chos
         query_indices=index,
         indices=sets.gallery.to_origins(places)[of_query],
         scores=scores[of_query],
-        tied=_tied(scores, unlisted_ties)[of_query],
+        tied=are_tied(scores, unlisted_ties)[of_query],
         unlisted_ties=unlisted_ties[of_query],
         relevant=None if relevant is None else relevant[of_query],
     )
 
 
-def _tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
+def are_tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
     """Return whether another candidate has the same score.
 
     Args:
         scores: Descending for each query.
         unlisted_ties: Number of candidates that are not listed and have the last score.
     """
-    equals_next = scores.diff(dim=1) == 0
+    equals_next = scores[:, 1:] == scores[:, :-1]
     no_neighbour = torch.zeros(len(scores), 1, dtype=torch.bool)
     tied = torch.cat([equals_next, no_neighbour], dim=1) | torch.cat([no_neighbour, equals_next], dim=1)
     return tied | ((scores == scores[:, -1:]) & (unlisted_ties > 0)[:, None])
@@ -313,6 +321,7 @@ def near_duplicates(
     similarity: Similarity = "cosine",
     most: int = 100_000,
     memory_mb: float | None = None,
+    progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
@@ -335,6 +344,7 @@ def near_duplicates(
         most: Largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
             pair takes 24 bytes, and a few times as much during the search.
         memory_mb: Bound on the memory beyond embeddings and pairs, in MB; None is 512.
+        progress: Called with the number of pairs done and the number of all pairs.
         share: Which of the queries and of the gallery this process holds, where several make the call together. Each
             process lists `most` pairs at most of its own queries, and returns those of all.
 
@@ -384,6 +394,7 @@ def near_duplicates(
                 memory,
                 (sets.queries.places.numpy(), rules.places),
                 same_set=sets.same_set,
+                progress=progress,
             )
     return NearDuplicates(
         first=sets.queries.to_origins(torch.from_numpy(pairs.queries)),
@@ -433,35 +444,113 @@ def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
     return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.scale.to_user(scores)))
 
 
-def search(vectors: Vectors, rules: Rules, k: int, memory: float) -> NearestItems:
+def search(vectors: Vectors, rules: Rules, k: int, memory: float, progress: Progress | None = None) -> NearestItems:
     """Return the places of the first k candidates of each query of this process, and their scores. *Collective*.
 
-    Scores are in the units of the data; a missing candidate has place -1 and NaN.
+    Scores are in the units of the data; a missing candidate has place -1 and NaN. The search keeps within the budget; what
+    it returns is not a part of it.
 
     Args:
         vectors: The queries of this process, and the gallery.
         rules: Which items are no candidates.
         k: Number of candidates.
         memory: Budget in bytes.
+        progress: Called with the number of pairs done and the number of all pairs.
     """
-    found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, rules.places.astype(np.int32))
-    return found._replace(scores=scores_of(vectors, found.scores).numpy())
+    queries = len(rules.self_match)
+    found = NearestItems(np.empty((queries, k), np.int64), np.empty((queries, k)), np.empty(queries, np.int64))
+    for batch, of_batch in found_in_batches(vectors, rules, np.arange(queries), k, memory, progress=progress):
+        if len(batch) == queries:
+            found = of_batch
+            continue
+        for joined, values in zip(found, of_batch, strict=True):
+            joined[batch] = values
+        del of_batch, values  # before the next batch is searched
+    return found
 
 
-def search_of_all(call: str, sets: ItemSets, k: int) -> NearestItems:
+def found_in_batches(
+    vectors: Vectors,
+    rules: Rules,
+    queries: Int[np.ndarray, "searched"],
+    k: int,
+    memory: float,
+    *,
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[Int[np.ndarray, "batch"], NearestItems]]:
+    """Yield some queries of this process, and what `search` finds for them, until all are searched. *Collective*.
+
+    So many queries are searched together as a budget allows. All processes take the same number of batches, some of which
+    may be empty. A journal keeps what each batch has found.
+
+    Args:
+        vectors: The queries of this process, and the gallery.
+        rules: Which items are no candidates.
+        queries: Numbers of the queries that are searched for.
+        k: Number of candidates.
+        memory: Budget in bytes.
+        most: Largest number of queries in a batch; None for as many as fit.
+        progress: Called with the number of pairs done and the number of all pairs.
+    """
+    own = len(rules.self_match)
+    at_once = queries_at_once(memory, k, vectors.scale.dim * vectors.pairs.queries.itemsize)
+    if most is not None:
+        at_once = min(at_once, most)
+    [searched] = vectors.processes.largest([float(len(queries))])
+    batches = np.array_split(queries, max(1, math.ceil(searched / at_once)))
+    places = rules.places.astype(np.int32)
+    for number, batch in enumerate(batches):
+        left = memory - UNSEARCHED_BYTES * (own - len(batch))
+        of_batch = part_of_progress(progress, number, len(batches))
+        find = partial(_found, vectors, rules, batch, k, left, places, of_batch)
+        yield batch, NearestItems(*recorded_result(find))
+
+
+def _found(
+    vectors: Vectors,
+    rules: Rules,
+    batch: Int[np.ndarray, "batch"],
+    k: int,
+    memory: float,
+    places: NDArray[np.int32],
+    progress: Progress | None,
+) -> list[NDArray[Any]]:
+    """Return what `search` finds for queries that are searched together. *Collective*."""
+    vectors, rules = _only(vectors, rules, batch)
+    found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, places, progress)
+    return [found.items, scores_of(vectors, found.scores).numpy(), found.unlisted_ties]
+
+
+def _only(vectors: Vectors, rules: Rules, queries: Int[np.ndarray, "batch"]) -> tuple[Vectors, Rules]:
+    """Return some queries of this process, with the whole gallery and the rules for them."""
+    if np.array_equal(queries, np.arange(len(rules.self_match))):
+        return vectors, rules
+    codes = [(of_queries[queries], of_items) for of_queries, of_items in rules.codes]
+    # Two sets, since only the rules exclude: a row that stands for several items is a candidate of itself.
+    chosen = vectors.take(queries, slice(None), may_be_one_set=False)
+    return chosen, rules._replace(self_match=rules.self_match[queries], codes=codes)
+
+
+def search_of_all(call: str, sets: ItemSets, k: int, progress: Progress | None = None) -> NearestItems:
     """Return what `search` finds for the queries of all processes. *Collective*.
 
     Raises:
         ValueError: If no query has a candidate.
     """
     with computing() as threads:
-        found = search(sets.vectors(threads), sets.rules(), k, sets.memory)
+        found = search(sets.vectors(threads), sets.rules(), k, sets.memory, progress)
     items = sets.queries
     of_all = NearestItems(*(items.of_all(sets.processes, torch.from_numpy(values.T)).numpy().T for values in found))
     if not (of_all.items >= 0).any():
-        fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
-        raise InputError(f"{call}: {none_has(items.length, 'query')} a candidate. {fix}")
+        raise without_candidates(call, sets)
     return of_all
+
+
+def without_candidates(call: str, sets: ItemSets) -> InputError:
+    """Return the error for queries of which none has a candidate."""
+    fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
+    return InputError(f"{call}: {none_has(sets.queries.length, 'query')} a candidate. {fix}")
 
 
 def positive_whole(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.engine.options import Progress, computing, split
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import default_mode
 from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.functional.item_reader import read_items
-from fewshot_callbacks.functional.items import EVERYTHING, Share
-from fewshot_callbacks.functional.neighbours import positive_whole, search_of_all
+from fewshot_callbacks.functional.items import EVERYTHING, ItemSets, Share
+from fewshot_callbacks.functional.neighbours import found_in_batches, positive_whole, without_candidates
 from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.terminal import printable
@@ -38,6 +42,8 @@ ITERATIONS = 50
 # Pairs of a candidate class and a vote that are looked up at once. Measured at 12,000 items and memory_mb=16: 28 MB
 # with 2**18, 17 MB with 2**15, in the same time; fewer would leave a single item at once where k is a few hundred.
 LOOKUPS_AT_ONCE = 2**16
+# Votes that are counted at once.
+VOTES_AT_ONCE = 2**17
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +75,10 @@ class Suspects:
     """indices of its neighbours, the evidence, the closest first; -1 where there are fewer than k"""
     votes: Int[Tensor, "items k"]
     """labels of the neighbours; -1 where there is no neighbour"""
+    unlisted_ties: Int[Tensor, "items"]
+    """number of items that are as near as the last neighbour, and do not vote only because of their index"""
+    items_with_ties: int
+    """number of items of the whole set, suspicious or not, with such unlisted ties: their votes depend on the order"""
     noise_rate: float
     """estimated share of wrong labels in the whole set"""
     label_names: tuple[str, ...] | None = None
@@ -112,6 +122,7 @@ def suspects(
     similarity: Similarity = "cosine",
     min_probability: float = 0.5,
     memory_mb: float | None = None,
+    progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> Suspects:
     """Find items whose label disagrees with the labels of their neighbours, by a likelihood ratio. *Collective*.
@@ -127,7 +138,8 @@ def suspects(
 
     Exactly k neighbours vote. Of items that tie as the last of them, those with the lowest indices do, unlike in
     `knn_accuracy`, where all of them share the votes that remain. So where many scores are equal, as among binary codes or
-    in a collapsed embedding, the result depends on the order of the items: `nearest(...).unlisted_ties` counts such ties.
+    in a collapsed embedding, the result depends on the order of the items: its `unlisted_ties` and `items_with_ties` count
+    such ties.
 
     A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is multinomial
     with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without training a
@@ -147,9 +159,9 @@ def suspects(
         similarity: `cosine`, `dot`, `euclidean` or `hamming`.
         min_probability: Lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
             with a neighbour of another class.
-        memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their
-            votes take additional memory that does not count towards the bound, about 400 bytes for each neighbour:
-            some 130 MB at 31,730 items and k = 10.
+        memory_mb: Bound on the memory of the search and of its neighbours beyond the embeddings, in MB; None is 512. A
+            neighbour takes 4 bytes. If all neighbours take more than half of the bound, they exceed it.
+        progress: Called with the number of pairs done and the number of all pairs.
         share: Which of the items this process holds, where several make the call together. Each of them returns the
             suspects of the whole set.
 
@@ -190,13 +202,15 @@ def suspects(
                 f"{_CALL}: the labels of all items are the same ({counted(items.length, 'item')}), so no neighbour can "
                 "disagree with one. Pass labels of at least two classes."
             )
-        neighbours = torch.from_numpy(search_of_all(_CALL, sets, k).items)
+        found = _search(sets, k, progress)
+        ratio, suggested = _odds_of_all(sets, classes, found, len(distinct))
+        log_odds, rate = _with_prior(ratio, len(distinct))
+        probability = log_odds.sigmoid()
+        suspicious = ((probability >= min_probability) & log_odds.isfinite()).nonzero().flatten()
+        suspicious = suspicious[log_odds[suspicious].argsort(descending=True, stable=True)]
+        neighbours, unlisted_ties = found.of(suspicious, sets)
+        [items_with_ties] = sets.processes.summed(np.array([(found.unlisted_ties > 0).sum()])).tolist()
     votes = torch.where(neighbours >= 0, classes[neighbours], -1)
-    ratio, suggested = _odds_of_classes(classes, votes, len(distinct))
-    log_odds, rate = _with_prior(ratio, len(distinct))
-    probability = log_odds.sigmoid()
-    suspicious = ((probability >= min_probability) & log_odds.isfinite()).nonzero().flatten()
-    suspicious = suspicious[log_odds[suspicious].argsort(descending=True, stable=True)]
     label_of_class = torch.cat([distinct, distinct.new_tensor([-1])])  # the last entry is that of class -1, no vote
     return Suspects(
         index=items.to_origins(suspicious),
@@ -204,33 +218,92 @@ def suspects(
         suggested=distinct[suggested[suspicious]],
         log_odds=log_odds[suspicious],
         probability=probability[suspicious],
-        neighbours=items.to_origins(neighbours[suspicious]),
-        votes=label_of_class[votes[suspicious]],
+        neighbours=items.to_origins(neighbours),
+        votes=label_of_class[votes],
+        unlisted_ties=unlisted_ties,
+        items_with_ties=items_with_ties,
         noise_rate=rate,
         label_names=sets.label_names,
     )
 
 
-def _odds_of_classes(
-    classes: Int[Tensor, "items"], votes: Int[Tensor, "items k"], number: int
+@dataclass(frozen=True, eq=False)
+class _FoundPlaces:
+    """The neighbours of the items of this process, in 4 bytes each."""
+
+    places: Int[np.ndarray, "rows k"]
+    """place of each neighbour, the closest first; -1 where there are fewer"""
+    unlisted_ties: Int[np.ndarray, "rows"]
+
+    def votes(self, rows: slice, classes: Int[Tensor, "items"]) -> Int[Tensor, "block k"]:
+        """Return the classes of the neighbours of some rows; -1 where there is no neighbour."""
+        places = torch.from_numpy(self.places[rows]).long()
+        return torch.where(places >= 0, classes[places], -1)
+
+    def of(
+        self, chosen: Int[Tensor, "chosen"], sets: ItemSets
+    ) -> tuple[Int[Tensor, "chosen k"], Int[Tensor, "chosen"]]:
+        """Return the places of the neighbours of some items of all processes, and their unlisted ties. *Collective*."""
+        row_of_place = torch.full((sets.queries.length,), -1)
+        row_of_place[sets.queries.places] = torch.arange(len(self.places))
+        rows = row_of_place[chosen]
+        is_own = rows >= 0
+        own_rows = rows[is_own].numpy()
+        columns = np.column_stack([self.places[own_rows], self.unlisted_ties[own_rows]]).T
+        of_chosen = sets.processes.placed(
+            torch.from_numpy(columns.astype(np.int64)), is_own.nonzero().flatten(), len(chosen)
+        ).T
+        return of_chosen[:, :-1], of_chosen[:, -1]
+
+
+def _search(sets: ItemSets, k: int, progress: Progress | None) -> _FoundPlaces:
+    """Return the neighbours of the items of this process. They are a part of the budget, up to half of it. *Collective*.
+
+    Raises:
+        ValueError: If no item has a candidate.
+    """
+    rules = sets.rules()
+    rows = len(rules.self_match)
+    found = _FoundPlaces(np.empty((rows, k), np.int32), np.empty(rows, np.int64))
+    largest_bytes = sets.processes.largest([float(found.places.nbytes)])[0]
+    memory = max(sets.memory / 2, sets.memory - largest_bytes)
+    with computing() as threads:
+        vectors = sets.vectors(threads)
+        for batch, of_batch in found_in_batches(vectors, rules, np.arange(rows), k, memory, progress=progress):
+            found.places[batch] = of_batch.items
+            found.unlisted_ties[batch] = of_batch.unlisted_ties
+            del of_batch  # before the next batch is searched
+    if not sets.processes.largest([float((found.places >= 0).any())])[0]:
+        raise without_candidates(_CALL, sets)
+    return found
+
+
+def _odds_of_all(
+    sets: ItemSets, classes: Int[Tensor, "items"], found: _FoundPlaces, number: int
 ) -> tuple[Float[Tensor, "items"], Int[Tensor, "items"]]:
     """Return the log odds of all other classes against the given one, without a prior, and the likeliest other class.
 
+    *Collective*.
+
     Args:
-        classes: Class of each item, from 0 on.
-        votes: The classes of its neighbours, -1 for none.
+        sets: The items.
+        classes: Class of each item of all processes, from 0 on.
+        found: The neighbours of the items of this process.
         number: Number of classes.
     """
-    items, k = votes.shape
-    counts = _VoteCounts.of(classes, votes, number)
-    log_odds = torch.full((items,), -torch.inf, dtype=torch.float64)
-    suggested = classes.clone()
-    for batch in torch.arange(items).split(max(1, LOOKUPS_AT_ONCE // (k * k))):
-        odds = _odds_of_votes(counts, classes[batch], votes[batch])  # (batch, k)
-        log_odds[batch] = odds.logsumexp(dim=1)
-        likeliest = votes[batch].gather(1, odds.argmax(dim=1, keepdim=True))[:, 0]
-        suggested[batch] = torch.where(odds.isfinite().any(dim=1), likeliest, classes[batch])
-    return log_odds, suggested
+    rows, k = found.places.shape
+    counts = _VoteCounts.of(sets, classes, found, number)
+    classes_of_rows = classes[sets.queries.places]
+    log_odds = torch.full((rows,), -torch.inf, dtype=torch.float64)
+    suggested = classes_of_rows.clone()
+    for block in split(rows, max(1, LOOKUPS_AT_ONCE // (k * k))):
+        votes = found.votes(block, classes)
+        odds = _odds_of_votes(counts, classes_of_rows[block], votes)  # (block, k)
+        log_odds[block] = odds.logsumexp(dim=1)
+        likeliest = votes.gather(1, odds.argmax(dim=1, keepdim=True))[:, 0]
+        suggested[block] = torch.where(odds.isfinite().any(dim=1), likeliest, classes_of_rows[block])
+    items = sets.queries
+    return items.of_all(sets.processes, log_odds), items.of_all(sets.processes, suggested)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,21 +323,44 @@ class _VoteCounts:
     """share of each class among all votes, with one more vote for each"""
 
     @classmethod
-    def of(cls, classes: Int[Tensor, "items"], votes: Int[Tensor, "items k"], number: int) -> _VoteCounts:
-        """Count the votes of all items; -1 is none."""
-        is_vote = votes >= 0
-        codes, counts = (classes[:, None] * number + votes)[is_vote].unique(return_counts=True)
-        totals = torch.zeros(number, dtype=torch.int64).index_add_(0, classes, is_vote.sum(dim=1))
+    def of(cls, sets: ItemSets, classes: Int[Tensor, "items"], found: _FoundPlaces, number: int) -> _VoteCounts:
+        """Count the votes of the items of all processes. *Collective*."""
+        processes = sets.processes
+        classes_of_rows = classes[sets.queries.places]
+        codes, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+        for block in split(len(found.places), max(1, VOTES_AT_ONCE // found.places.shape[1])):
+            votes = found.votes(block, classes)
+            of_block = (classes_of_rows[block, None] * number + votes)[votes >= 0].numpy()
+            codes, counts = _summed([(codes, counts), np.unique(of_block, return_counts=True)])
+        codes, counts = _summed(processes.gather((codes, counts)))
+        of_items, of_votes = np.divmod(codes, number)
+        totals, of_class = (np.bincount(column, counts, number) for column in (of_items, of_votes))
         log_sizes = torch.bincount(classes, minlength=number).double().log()
-        of_class = torch.bincount(votes[is_vote], minlength=number).double()
-        shares = (of_class + 1) / (int(is_vote.sum()) + number)
-        return cls(number, codes, counts, totals, log_sizes, shares)
+        shares = torch.from_numpy((of_class + 1) / (counts.sum() + number))
+        return cls(
+            number,
+            torch.from_numpy(codes),
+            torch.from_numpy(counts),
+            torch.from_numpy(totals).long(),
+            log_sizes,
+            shares,
+        )
 
     def of_pairs(self, classes: Int[Tensor, "*#pairs"], votes: Int[Tensor, "*#pairs"]) -> Int[Tensor, "..."]:
         """Return how many votes for a class the items of a class have, for each pair of the two."""
         codes = classes * self.number + votes
         positions = torch.searchsorted(self.codes, codes).clamp(max=len(self.codes) - 1)
         return torch.where(self.codes[positions] == codes, self.counts[positions], 0)
+
+
+def _summed(
+    tables: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ascending codes of several tables, and the sum of the counts of each."""
+    codes, number = np.unique(np.concatenate([codes for codes, _ in tables]), return_inverse=True)
+    counts = np.zeros(len(codes), np.int64)
+    np.add.at(counts, number, np.concatenate([counts for _, counts in tables]))
+    return codes, counts
 
 
 def _odds_of_votes(

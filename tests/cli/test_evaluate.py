@@ -17,6 +17,7 @@ from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.functional import compression_costs
 from fewshot_callbacks.functional.discriminant_ratio import discriminant_ratio
 from fewshot_callbacks.functional.retrieval import Relevance, evaluate_retrieval
+from tests.cli.slurm_steps import SLURM
 from tests.messages import missing_facts
 
 
@@ -420,45 +421,6 @@ def test_files_larger_than_the_budget_are_read_piece_by_piece(parts, capsys):
     for memory in ("512", "0.01"):
         words = [files, "--labels", "label", "--embeddings", "vectors", "--memory_mb", memory]
         assert evaluated(capsys, *words)["metrics"] == expected.to_dict()["metrics"]
-
-
-SLURM = """
-import os, socket, sys, time
-import lightning.fabric.plugins.environments.slurm  # once, before the processes are forked
-from fewshot_callbacks.files import journal
-from fewshot_callbacks.cli import evaluate
-from fewshot_callbacks.cli.main import main
-
-journal.INTERVAL = journal.COST_FACTOR = 0
-write, left = journal.StateFiles.write, [0]
-def killed(files, position, arrays):
-    write(files, position, arrays)
-    left[0] -= 1
-    if left[0] == 0 and os.environ["SLURM_PROCID"] == "1":
-        open("killed", "w").write(str(time.time()))
-        os.kill(os.getpid(), 9)
-journal.StateFiles.write = killed
-
-numbers = {"JOB_ID": 17, "STEP_ID": 0, "NTASKS_PER_NODE": 2, "NODEID": 0, "NODELIST": "127.0.0.1"}
-for step, (writings, tasks) in enumerate([(3, 2), (0, 1), (0, 2)]):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    children = []
-    for rank in range(tasks):
-        children.append(os.fork())
-        if children[-1] == 0:
-            for number, name in enumerate(("out", "err"), 1):
-                os.dup2(os.open(f"{step}.{rank}.{name}", os.O_WRONLY | os.O_CREAT), number)
-            own = numbers | {"NTASKS": tasks, "PROCID": rank, "LOCALID": rank}
-            os.environ |= {f"SLURM_{name}": str(number) for name, number in own.items()}
-            left[0], journal.INTERVAL = writings, 60 * (writings == 0)  # what is not killed need not write
-            sys.exit(main())
-    print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-    if step == 0:
-        open("ended", "w").write(str(time.time()))
-"""
-"""Steps of a job of Slurm: two processes, of which one is killed at its third writing; one process; and two again."""
 
 
 def killed(*words):

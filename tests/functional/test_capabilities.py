@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,32 @@ def rows_of_the_page():
 def test_the_page_says_what_the_table_says():
     page = PAGE.read_text(encoding="utf-8")
     assert [row for row in rows_of_the_page() if row not in page] == []
+
+
+WITH_PROGRESS = ("evaluate_retrieval", "grouped_recall", "knn_accuracy", "near_duplicates", "nearest", "suspects")
+
+
+@pytest.mark.parametrize("name", WITH_PROGRESS)
+@pytest.mark.parametrize("memory_mb", [None, 0.01])
+def test_progress_never_falls_and_ends_at_all_pairs(name, memory_mb, monkeypatch):
+    monkeypatch.setattr("fewshot_callbacks.engine.nearest.LEAST_QUERIES", 3)
+    seen = []
+    threads = set()
+
+    def progress(done, total):
+        threads.add(threading.get_ident())
+        seen.append((done, total))
+
+    with_bar = call(name, arguments(name, QUERIES), memory_mb=memory_mb, progress=progress)
+    assert comparable(with_bar) == comparable(call(name, arguments(name, QUERIES)))
+    totals = {total for _, total in seen}
+    done = [done for done, _ in seen]
+    assert len(totals) == 1
+    assert done == sorted(done)
+    assert done[0] >= 0
+    assert done[-1] == totals.pop() > 0
+    assert threads == {threading.get_ident()}
+
+
+def test_every_search_of_neighbours_takes_progress():
+    assert [name for name in TAKES if "progress" in parameters(name)] == list(WITH_PROGRESS)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Unpack, cast, get_args
 import torch
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.engine.options import Progress
+from fewshot_callbacks.engine.options import Progress, part_of_progress
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import as_tensor, default_mode, named
@@ -267,7 +267,7 @@ def compression_costs(
             queries,
             **arguments,
             share=share,
-            progress=_part_of_progress(progress, 0, evaluations),
+            progress=part_of_progress(progress, 0, evaluations),
             **options,
         )
         return costs_beside(
@@ -473,7 +473,7 @@ def costs_beside(
             relevance=relevance,
             **arrays,
             share=share,
-            progress=_part_of_progress(progress, 1 + number, 1 + compression.count),
+            progress=part_of_progress(progress, 1 + number, 1 + compression.count),
             **_settings_of(storage, settings, of_storage).arguments(),
         )
         differences = compare_reports(report, whole, settings.confidence)
@@ -569,15 +569,3 @@ def _notes(compression: Compression, ranges: Ranges | None, dim: int) -> tuple[s
             "mean of the training set before they are coded."
         )
     return tuple(notes)
-
-
-def _part_of_progress(progress: Progress | None, number: int, evaluations: int) -> Progress | None:
-    """Return the progress of one of several evaluations of about the same number of pairs."""
-    if progress is None:
-        return None
-    whole = progress
-
-    def show(done: int, total: int) -> None:
-        whole(number * total + done, evaluations * total)
-
-    return show

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.chunks import gather_in_item_order
 from fewshot_callbacks.engine.evaluation import Matches, best_matches, rank_of_best
-from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.options import Progress, computing, part_of_progress
 from fewshot_callbacks.engine.relevance import Ints, Lists, PairRelevance
 from fewshot_callbacks.engine.thresholds import BestMatches
 from fewshot_callbacks.engine.vectors import Vectors
@@ -206,6 +206,7 @@ def grouped_recall(
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
+    progress: Progress | None = None,
     share: Share = EVERYTHING,
     **settings: Unpack[GroupedOptions],
 ) -> GroupedRecall:
@@ -239,6 +240,8 @@ def grouped_recall(
         query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
             and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
+        progress: Called with the number of pairs done and the number of all pairs, after each group or after several that
+            fit into the budget together.
         share: Which of the queries and of the gallery this process holds, where several make the call together.
         **settings: See `RetrievalSettings`.
 
@@ -281,7 +284,7 @@ def grouped_recall(
         for note in inputs.notes_on_copies(inputs.copies_of_queries):
             warnings.warn(f"{_CALL}: {note}", stacklevel=2)
         with computing() as threads:
-            return search_groups(inputs, splits, checked, threads=threads)
+            return search_groups(inputs, splits, checked, threads=threads, progress=progress)
 
 
 def _checked_settings(k: Any, repeats: int, unmatched: Unmatched, settings: Mapping[str, Any]) -> RetrievalSettings:
@@ -342,6 +345,7 @@ def search_groups(
     settings: RetrievalSettings,
     matches: Matches | None = None,
     threads: int = 1,
+    progress: Progress | None = None,
 ) -> GroupedRecall:
     """Compute Recall@K inside groups of labels. Collective.
 
@@ -351,6 +355,7 @@ def search_groups(
         settings: Settings of the evaluation.
         matches: The best matches of all queries; None if they are not known.
         threads: Number of threads that compute the best matches if they are not known.
+        progress: Called with the number of pairs done and the number of all pairs.
 
     Raises:
         GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
@@ -363,7 +368,8 @@ def search_groups(
     values = torch.empty(len(splits), len(splits[0]), len(request_of(settings).grouped_k), dtype=torch.float64)
     for repeat, split in enumerate(splits):
         group_of_query = _groups_of(labels.numpy(), split)
-        recalls = _recalls(matches, inputs, group_of_query, split, settings)
+        of_split = part_of_progress(progress, repeat, len(splits))
+        recalls = _recalls(matches, inputs, group_of_query, split, settings, of_split)
         recalls = inputs.processes.placed(recalls, inputs.queries.places, len(labels))
         values[repeat] = _means_of_groups(
             recalls, torch.from_numpy(group_of_query), split, settings, inputs.label_names
@@ -378,6 +384,7 @@ def _recalls(
     group_of_query: Ints,
     split: Sequence[Tensor],
     settings: RetrievalSettings,
+    progress: Progress | None,
 ) -> Float[Tensor, "ks own_queries"]:
     """Return Recall@K of each query of this process among the items of its group; NaN without a match. Collective.
 
@@ -387,9 +394,13 @@ def _recalls(
         group_of_query: (queries,) number of the group of each query of all processes; -1 for none, with NaN as recall.
         split: The labels of each group.
         settings: Settings of the evaluation.
+        progress: Called with the number of pairs done and the number of all pairs; None if nobody asks.
     """
     sides = _grouped_sides(inputs, group_of_query, split)
-    sizes = _rows_of_groups(group_of_query, len(split)) + _rows_of_groups(sides.group_of_item, len(split))
+    items_of_groups = _rows_of_groups(sides.group_of_item, len(split))
+    sizes = _rows_of_groups(group_of_query, len(split)) + items_of_groups
+    pairs = _rows_of_groups(sides.group_of_query, len(split)) * items_of_groups
+    all_pairs = len(sides.query_labels) * len(sides.item_labels)  # the same for each split
     batch_of_group = _batches_of_groups(sizes, matches, main_memory(settings))
     recalls = torch.full((len(request_of(settings).grouped_k), len(sides.query_labels)), torch.nan, dtype=torch.float64)
     for batch in np.unique(batch_of_group):
@@ -397,6 +408,9 @@ def _recalls(
         ranks = rank_of_best(_inside_groups(matches, sides, queries, items))
         for row, k in enumerate(request_of(settings).grouped_k):
             recalls[row, torch.from_numpy(queries)] = recall_at_k(ranks, k, settings.ties)
+        if progress is not None:
+            done = int(pairs[batch_of_group <= batch].sum())
+            progress(done * all_pairs // max(1, int(pairs.sum())), all_pairs)
     return recalls
 
 
