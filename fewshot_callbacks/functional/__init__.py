@@ -70,6 +70,7 @@ from fewshot_callbacks.functional.retrieval import (
     requested_metric,
     revisited_protocol,
 )
+from fewshot_callbacks.functional.search_quality import SearchQuality, search_quality
 from fewshot_callbacks.functional.statistics import (
     Difference,
     Interval,
@@ -146,6 +147,7 @@ __all__ = [
     "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
+    "SearchQuality",
     "Share",
     "Slice",
     "SliceGain",
@@ -195,6 +197,7 @@ __all__ = [
     "requested_metric",
     "revisited_protocol",
     "sample_episodes",
+    "search_quality",
     "split_episode",
     "split_episodes",
     "summarize_accuracies",
