@@ -26,11 +26,12 @@ AS_TYPED: dict[str, dict[str, Any]] = {
     "dims": {"nargs": "+", "metavar": "DIMS"},
     "codes": {"nargs": "+", "metavar": "CODE"},
     "names": {"nargs": "+", "metavar": "NAME"},
+    "k": {"nargs": "+", "type": int, "metavar": "K"},
     "slices": {"nargs": "+", "metavar": "COLUMN"},
     "require": {"action": "append", "metavar": "REQUIREMENT"},
     "others": {"nargs": "*", "type": Path, "default": ()},
 }
-SHORT = {"output": ["-o"]}
+SHORT = {"output": ["-o"], "k": ["-k"]}
 # Words that YAML spells in another way.
 YAML = {"none": "null", "auto": "auto", "inf": ".inf", "infinity": ".inf", "-inf": "-.inf", "nan": ".nan"}
 

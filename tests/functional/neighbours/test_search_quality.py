@@ -176,6 +176,13 @@ def test_fewer_candidates_than_k_are_all_that_can_be_found():
     assert quality.faults["missing"] == 2
 
 
+def test_the_tolerance_lowers_a_score_below_zero():
+    items = np.array([[-4.0], [-5.0], [-6.0]], np.float32)
+    for item, near in ((1, 1.0), (2, 0.0)):
+        quality = search_quality([[item]], np.ones((1, 1), np.float32), items, similarity="dot", within=0.25)
+        assert (quality.recall, quality.recall_within) == ({1: 0.0}, {1: near})
+
+
 def test_queries_without_candidates_have_no_value_and_a_set_of_them_is_refused():
     rows = np.eye(3, dtype=np.float32)
     groups = {"gallery_groups": [1, 1, 1]}
