@@ -33,7 +33,7 @@ def test_runs_and_has_a_page(recipe, tmp_path, gloo_folder, monkeypatch):
 
 ALONE = {
     *("backbones", "binary_codes", "compare_models", "deployment_threshold", "open_set", "plain_pytorch", "trials"),
-    *("lightning_cli", "optuna_search"),
+    *("lightning_cli", "optuna_search", "faiss_index", "usearch_index"),
 }
 """Recipes without a validation; without a Trainer; or whose Trainers are made by others, as those of `classifier` are."""
 IN_TWO = {
