@@ -4,8 +4,9 @@
     python benchmarks/search_conformance.py        # prints the table
     python benchmarks/search_conformance.py --write   # and puts it into docs/agreement.md, if all are installed
 
-The cases are data, `search_cases.json`: embeddings that are small numbers, dot products as scores, found lists, exact fractions
-as values, and a sentence that derives them. The questions are those of `conformance.py`, and the items come in all orders.
+The cases are data, `search_cases.json`: embeddings that are small numbers, dot products as scores, found lists, exact
+fractions as values, and a sentence that derives them. The questions are the same as in `conformance.py`, and the items come
+in all orders.
 """
 
 from __future__ import annotations
@@ -163,8 +164,8 @@ LIBRARIES = [
             **dict.fromkeys(("negative_scores", "large_ids"), OF_THE_FIRST),
             "near_ties": (("of the first", "in float32"), "nothing is said of the precision in which scores are compared"),
         },
-        "`BatchMatches.mean_recall` of the first of `search(..., exact=True)`: another question, whether the nearest item is "
-        "among the k",
+        "`BatchMatches.mean_recall` of the first of `search(..., exact=True)`: another question, whether the nearest item "
+        "is among the k",
     ),
     Library(
         "pytrec_eval", "pytrec-eval-terrier", ask_pytrec_eval, (),

@@ -183,6 +183,16 @@ def test_the_tolerance_lowers_a_score_below_zero():
         assert (quality.recall, quality.recall_within) == ({1: 0.0}, {1: near})
 
 
+@pytest.mark.parametrize(("missed", "percentile"), [(0, 1.0), (1, 0.0), (2, 0.0)])
+def test_a_twentieth_of_the_queries_does_not_exceed_the_percentile(missed, percentile):
+    rows = np.eye(20, dtype=np.float32)
+    found = np.arange(20)[:, None]
+    found[:missed] = -1
+    quality = search_quality(found, rows, rows)
+    assert quality.percentile_5 == {1: percentile}
+    assert quality.percentile_1 == {1: float(missed == 0)}
+
+
 def test_queries_without_candidates_have_no_value_and_a_set_of_them_is_refused():
     rows = np.eye(3, dtype=np.float32)
     groups = {"gallery_groups": [1, 1, 1]}
@@ -247,14 +257,26 @@ def test_the_loss_by_quantisation_is_that_of_compression_costs(code, by_hand):
 
 
 def test_the_loss_of_the_graph_is_measured_against_the_stored_rows():
-    queries, labels, gallery, _ = clustered()
+    queries, _, gallery, _ = clustered()
     stored = np.round(gallery)
     found = nearest(queries, gallery=stored, k=10).indices
     quality = search_quality(found, queries, gallery, stored=stored)
     assert quality.index["search_recall@10"].is_equal
     assert quality.differences == quality.quantisation
     assert 0.5 < quality.recall[10] < 1.0
-    del labels
+
+
+def test_items_whose_stored_rows_tie_have_no_order():
+    sides = {"query_labels": [0], "gallery_labels": [1, 0]}
+    rows = {
+        "queries": np.ones((1, 1), np.float32),
+        "gallery": np.array([[3.0], [2.0]], np.float32),
+        "similarity": "dot",
+    }
+    assert search_quality([[0, 1]], **rows, **sides).per_query["recall@1"].tolist() == [0.0]
+    quality = search_quality([[0, 1]], **rows, **sides, stored=np.ones((2, 1), np.float32))
+    assert quality.per_query["recall@1"].tolist() == [0.5]
+    assert quality.index["recall@1"].is_equal
 
 
 def test_stored_rows_of_one_set_leave_the_query_out():
