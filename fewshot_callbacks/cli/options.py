@@ -291,7 +291,7 @@ class Demo:
 
 
 @dataclass(frozen=True)
-class SearchOptions:
+class SearchQualityOptions:
     """Compare what an approximate index has found with exact search.
 
     Two examples:
@@ -355,7 +355,7 @@ OPTIONS: dict[str, type] = {
     "trials": Trials,
     "plan": Plan,
     "compare": Compare,
-    "search-quality": SearchOptions,
+    "search-quality": SearchQualityOptions,
     "demo": Demo,
     "warm": Warm,
 }

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.cli.evaluate import FAILED
-from fewshot_callbacks.cli.options import Columns, SearchOptions, in_shell
+from fewshot_callbacks.cli.options import Columns, SearchQualityOptions, in_shell
 from fewshot_callbacks.cli.processes import joined_processes, part_of_process
 from fewshot_callbacks.cli.stored_sets import read_sets
 from fewshot_callbacks.errors import InputError
@@ -29,7 +29,7 @@ from fewshot_callbacks.system.terminal import printable
 NAMES = ("found", "indices")
 
 
-def run(options: SearchOptions) -> int:
+def run(options: SearchQualityOptions) -> int:
     """Compare and print, and return the exit status: `FAILED` if a requirement is not met, else 0."""
     requirements = [_readable(text) for text in options.require or ()]
     found = read_found_lists(options.found)
@@ -104,7 +104,7 @@ def _read_ivecs(file: Path) -> NDArray[np.int32]:
     return rows
 
 
-def _sets_of(options: SearchOptions) -> tuple[Any, dict[str, Any]]:
+def _sets_of(options: SearchQualityOptions) -> tuple[Any, dict[str, Any]]:
     """Return the queries, and the other sets as arguments of `search_quality`; `gallery_stored` is `stored`."""
     sets = read_sets(options.queries, options.columns, ())
     names = [f"{side}_{kind}" for kind in ("labels", "ids", "groups") for side in ("query", "gallery")]
