@@ -344,7 +344,7 @@ def applies(library: Library, case: Case) -> bool:
 
 def variants(library: Library, case: Case) -> Iterator[tuple[str, Case]]:
     """Yield the case in other orders, chunks and names, each with the word for what is changed."""
-    for order in _orders(len(case.gallery if case.gallery is not None else case.queries)):
+    for order in orders(len(case.gallery if case.gallery is not None else case.queries)):
         yield "order", _in_order(case, order)
     if "chunks" in library.takes:
         yield from (("chunks", replace(case, chunk=size)) for size in CHUNKS)
@@ -357,7 +357,10 @@ def variants(library: Library, case: Case) -> Iterator[tuple[str, Case]]:
         yield "names", replace(case, gallery_ids=[names[name] for name in case.ids])
 
 
-def _orders(items: int) -> list[tuple[int, ...]]:
+Variants = Callable[[Library, Any], Iterator[tuple[str, Any]]]
+
+
+def orders(items: int) -> list[tuple[int, ...]]:
     """Return all orders of few items, and reversed and rotated ones of more."""
     if items <= 4:
         return list(itertools.permutations(range(items)))
@@ -395,11 +398,11 @@ def ask(library: Library, case: Case) -> float | str:
             return type(error).__name__
 
 
-def judge(library: Library, case: Case) -> Verdict:
+def judge(library: Library, case: Case, changed: Variants = variants) -> Verdict:
     """Ask a library for a case and all its variants."""
     first = ask(library, case)
     values, changed_by = [first], []
-    for what, variant in variants(library, case):
+    for what, variant in changed(library, case):
         value = ask(library, variant)
         if not any(_equal(value, other) for other in values):
             values.append(value)
@@ -418,10 +421,10 @@ def _equal(value: float | str, other: float | str) -> bool:
     return math.isclose(value, other, abs_tol=TOLERANCE)
 
 
-def installed() -> list[Library]:
+def installed(known: list[Library]) -> list[Library]:
     """Return the libraries that are installed."""
     found = []
-    for library in LIBRARIES:
+    for library in known:
         with contextlib.suppress(PackageNotFoundError):
             version(library.distribution)
             found.append(library)
@@ -430,7 +433,7 @@ def installed() -> list[Library]:
 
 def version_of(library: Library) -> str:
     """Return the version that is asked: of this package that of the checkout."""
-    return fewshot_callbacks.__version__ if library is LIBRARIES[0] else version(library.distribution)
+    return fewshot_callbacks.__version__ if library.name == "fewshot_callbacks" else version(library.distribution)
 
 
 def cell(verdict: Verdict) -> str:
@@ -450,13 +453,15 @@ def fraction_of(value: float) -> str:
     return str(fraction) if _equal(value, float(fraction)) else f"{value:.4f}"
 
 
-def report(libraries: list[Library], cases: list[Case]) -> str:
+def report(
+    libraries: list[Library], cases: list[Any], known: list[Library], command: str, changed: Variants = variants
+) -> str:
     """Return the tables: both verdicts, the values that are no rule's or change, the rules, and the versions.
 
-    A library that is not among those that are asked has a line instead of a version.
+    A known library that is not among those that are asked has a line instead of a version.
     """
     verdicts = {
-        (library.name, case.name): judge(library, case)
+        (library.name, case.name): judge(library, case, changed)
         for library in libraries
         for case in cases
         if applies(library, case)
@@ -483,34 +488,47 @@ def report(libraries: list[Library], cases: list[Case]) -> str:
     lines += [f"- {library.name} {version_of(library)}: {library.metrics}" for library in libraries]
     lines += [
         f"- {library.name}: not asked, because it is not installed (`pip install {library.distribution}`)"
-        for library in LIBRARIES
+        for library in known
         if library not in libraries
     ]
-    return "\n".join([*lines, "", f"`{COMMAND}` made this."])
+    return "\n".join([*lines, "", f"`{command}` made this."])
 
 
-def write_page(table: str) -> None:
+def write_page(table: str, marks: tuple[str, str]) -> None:
     """Put the table between its marks in docs/agreement.md."""
+    begin, end = marks
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    PAGE.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}", encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(
+    description: str | None,
+    cases: list[Any],
+    known: list[Library],
+    command: str,
+    marks: tuple[str, str],
+    changed: Variants = variants,
+) -> None:
+    """Print the tables, and put them into the page if that is asked for."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the table into docs/agreement.md")
     options = parser.parse_args()
-    libraries = installed()
-    missing = [library.distribution for library in LIBRARIES if library not in libraries]
+    libraries = installed(known)
+    missing = [library.distribution for library in known if library not in libraries]
     if missing and options.write:
         parser.error(
             f"docs/agreement.md is of all libraries. Run pip install {' '.join(missing)}, or leave --write out."
         )
-    table = report(libraries, load_cases())
+    table = report(libraries, cases, known, command, changed)
     print(table)
     if options.write:
-        write_page(table)
+        write_page(table, marks)
+
+
+def main() -> None:
+    run(__doc__, load_cases(), LIBRARIES, COMMAND, (BEGIN, END))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ from fewshot_callbacks.functional import (
     read_trials as read_trials,
     relevant_ranks as relevant_ranks,
     revisited_protocol as revisited_protocol,
+    search_quality as search_quality,
     suspects as suspects,
     trial_scores as trial_scores,
     variance_ratio as variance_ratio,

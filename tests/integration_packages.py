@@ -14,6 +14,7 @@ MODULES = {
     "accelerate": ["accelerate"],
     "comet_ml": ["comet_ml"],
     "easyfsl": ["easyfsl"],
+    "faiss-cpu": ["faiss"],
     "h5py": ["h5py"],
     "hydra-core": ["hydra", "omegaconf"],
     "ipykernel": ["ipykernel"],
@@ -33,6 +34,7 @@ MODULES = {
     "tie-aware-retrieval-metrics": ["trm"],
     "timm": ["timm"],
     "transformers": ["transformers"],
+    "usearch": ["usearch"],
     "wandb": ["wandb"],
     "zarr": ["zarr"],
 }

@@ -282,7 +282,7 @@ LINE = (
     *("chunks", "exchange", "gallery", "observers", "backends", "tile_operands", "tiles", "thresholds"),
     *("precision", "ranks", "pooled.grid", "pooled.sample", "pooled.collector", "pooled.bounds", "pooled.negatives"),
     *("pooled.questions", "twins", "distinct_loops", "distinct", "tiled_rows", "evaluation"),
-    *("pooled.search", "pooled.areas", "nearest"),
+    *("pooled.search", "pooled.areas", "nearest", "scored_pairs"),
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 

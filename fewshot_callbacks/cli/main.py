@@ -27,6 +27,7 @@ COMMANDS = {
     "nearest": "exact nearest neighbours of embeddings in files, with ids, scores and ties, as a .parquet file",
     "report": "the same as evaluate, with failures, suspects, near duplicates and images, as one HTML file",
     "trials": "verification of pairs that someone listed, such as those of LFW and VoxCeleb",
+    "search-quality": "what an approximate index (faiss, usearch, a vector database) finds, against exact search",
     "plan": "compute what an evaluation will cost, before it is started",
     "warm": "compile what a first evaluation would compile, for an image of a container, a cluster or CI",
     "fit": "train a network, prototypical or any other, from a configuration file",
@@ -197,7 +198,7 @@ def _load(command: str, words: list[str]) -> tuple[Callable[[Any], int | None], 
     from fewshot_callbacks.cli.parsing import parse  # noqa: PLC0415 - `fewshot --help` needs no jsonargparse
 
     options = parse(command, words[1:])
-    return import_module(f"fewshot_callbacks.cli.{command}").run, options
+    return import_module(f"fewshot_callbacks.cli.{command.replace('-', '_')}").run, options
 
 
 # Python's own format, for warnings to developers.

@@ -340,6 +340,51 @@ class Demo:
 
 
 @dataclass(frozen=True)
+class SearchQualityOptions:
+    """Compare what an approximate index has found with exact search.
+
+    Two examples:
+
+        fewshot search-quality found.npy queries.npz --gallery gallery.npz
+        fewshot search-quality found.ivecs queries.npy --gallery gallery.npy -k 10 100 --require 'search_recall@10 >= 0.95'
+
+    The index may be of any library. It shows recall@k, in which ties count as found, and the values that 5 % and 1 % of the
+    queries do not exceed. Where queries and gallery have labels, it shows what the index costs in recall@1 and mAP@k.
+
+    Args:
+        found: What the index returned, a row for each query: a .npy file of indices of gallery items; an .npz or .parquet
+            file with the array or column found, indices, or only one with two axes; or .ivecs. -1 is an item that was not
+            found. If the gallery has ids, these are ids, too.
+        queries: Embeddings of the queries, or of queries and gallery, as fewshot evaluate reads them. Labels are not needed.
+        gallery: Embeddings of the gallery. By default the queries are searched among themselves, unless their file has a
+            gallery.
+        k: How many of the nearest items count, such as 10 100; by default as many as the index returned.
+        within: Tolerance of the column 'within', relative to the score of the k-th nearest item.
+        stored: The rows of the gallery as the index has stored them, such as decoded codes: divides the loss into a part of
+            the codes and a part of the graph or lists.
+        stored_queries: The queries as the index compares them, if it encodes them, too.
+        similarity: What the index searches by.
+        memory_mb: Memory budget beyond the embeddings, in MB.
+        require: What must hold, such as 'search_recall@10 >= 0.95' or 'search_recall@10.low >= 0.95'; may be passed several
+            times. The exit status is 3 if one does not hold, with a line for each that does not.
+        json: Print the values as JSON.
+    """
+
+    found: Path
+    queries: Path
+    columns: Columns = Columns()
+    gallery: Path | None = None
+    k: Sequence[int] | None = None
+    within: float = 0.01
+    stored: Path | None = None
+    stored_queries: Path | None = None
+    similarity: Similarity = "cosine"
+    memory_mb: float = 512
+    require: Sequence[str] | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True)
 class Warm:
     """Compile the loops of this package now, which a first evaluation on a machine would compile.
 
@@ -360,6 +405,7 @@ OPTIONS: dict[str, type] = {
     "trials": Trials,
     "plan": Plan,
     "compare": Compare,
+    "search-quality": SearchQualityOptions,
     "demo": Demo,
     "warm": Warm,
 }

@@ -26,6 +26,7 @@ AS_TYPED: dict[str, dict[str, Any]] = {
     "dims": {"nargs": "+", "metavar": "DIMS"},
     "codes": {"nargs": "+", "metavar": "CODE"},
     "names": {"nargs": "+", "metavar": "NAME"},
+    "k": {"nargs": "+", "type": int, "metavar": "K"},
     "slices": {"nargs": "+", "metavar": "COLUMN"},
     "require": {"action": "append", "metavar": "REQUIREMENT"},
     "others": {"nargs": "*", "type": Path, "default": ()},

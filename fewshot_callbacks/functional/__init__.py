@@ -72,6 +72,7 @@ from fewshot_callbacks.functional.retrieval import (
     requested_metric,
     revisited_protocol,
 )
+from fewshot_callbacks.functional.search_quality import SearchQuality, search_quality
 from fewshot_callbacks.functional.statistics import (
     Difference,
     Interval,
@@ -149,6 +150,7 @@ __all__ = [
     "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
+    "SearchQuality",
     "Share",
     "Slice",
     "SliceGain",
@@ -200,6 +202,7 @@ __all__ = [
     "requested_metric",
     "revisited_protocol",
     "sample_episodes",
+    "search_quality",
     "split_episode",
     "split_episodes",
     "summarize_accuracies",

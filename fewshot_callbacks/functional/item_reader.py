@@ -85,6 +85,7 @@ TAKES = {
     "linear_probe": Takes(excludes=False, needs_gallery=True),
     "near_duplicates": Takes(labels=False, notes=False),
     "nearest": Takes(labels=False, notes=False),
+    "search_quality": Takes(labels=False, notes=False),
     "suspects": Takes(notes=False, one_set=True),
 }
 

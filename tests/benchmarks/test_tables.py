@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from tests.integration_packages import integration
 from tests.messages import missing_facts
 from tests.scripts import imported_script
 
@@ -14,9 +15,12 @@ COMMANDS = {
     "knn": "--gallery 200 100 --queries 20 --dim 8 --classes 5 --equal 60 --k 3",
     "near_duplicates": "--items 200 300 --dim 8 --rounds 2 --near-collapsed 40 --threads 1",
     "repeated": "--items 200 --dim 8 --per-class 10",
+    "search_quality": "--items 2000 --queries 100 --classes 60 --k 5 --lists 2",
     "trials": "--trials 2000 --identities 50",
 }
 """benchmark -> options with which it takes a second"""
+NEEDS = {"search_quality": "faiss"}
+"""benchmark -> the library that it needs"""
 
 
 @pytest.fixture
@@ -29,6 +33,8 @@ def _threads():
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_file_holds_what_is_printed(name, monkeypatch, capsys, tmp_path):
+    if name in NEEDS:
+        integration(NEEDS[name])
     file = tmp_path / "table.json"
     with imported_script(f"benchmarks/{name}.py") as benchmark:
         from _results import Column, describe, markdown

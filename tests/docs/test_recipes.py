@@ -91,7 +91,7 @@ def test_the_jobs_of_the_gate_run_the_script_and_keep_its_report():
 
 ALONE = {
     *("backbones", "binary_codes", "compare_models", "deployment_threshold", "open_set", "plain_pytorch", "trials"),
-    *("gate", "lightning_cli", "optuna_search"),
+    *("gate", "lightning_cli", "optuna_search", "faiss_index", "usearch_index"),
 }
 """Recipes without a validation; without a Trainer; or whose Trainers are made by others, as those of `classifier` are."""
 IN_TWO = {

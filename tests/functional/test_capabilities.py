@@ -56,10 +56,20 @@ def parameters(name):
     return inspect.signature(getattr(functional, name)).parameters
 
 
+def found_lists(name, queries, gallery=None):
+    """For the function that takes them: three items for each query, whatever other queries there are."""
+    if "found" not in parameters(name):
+        return {}
+    items = queries if gallery is None else gallery
+    first = items["ids"].min() // 1000 * 1000 if "ids" in items else 0
+    numbers = queries.get("ids", np.arange(len(queries["rows"])))
+    return {"found": first + numbers[:, None] * [1, 3, 7] % 36}
+
+
 def arguments(name, queries, gallery=None):
     """Sets as the arguments of a function."""
     takes = TAKES[name]
-    given = {takes.argument("queries"): queries["rows"]}
+    given = {takes.argument("queries"): queries["rows"], **found_lists(name, queries, gallery)}
     given |= {takes.argument(f"query_{kind}"): queries[kind] for kind in columns_of(name) if kind in queries}
     if gallery is not None:
         given[takes.argument("gallery")] = gallery["rows"]
@@ -112,7 +122,8 @@ def test_files_of_one_set_bring_their_labels_ids_and_groups(name, tmp_path):
     known = call(name, arguments(name, QUERIES))
     shards = in_files(tmp_path / "one", QUERIES)
     for options in ({}, {"memory_mb": 0.0005} if "memory_mb" in parameters(name) else {}):
-        found = call(name, {TAKES[name].argument("queries"): shards}, **options)
+        files = {TAKES[name].argument("queries"): shards, **found_lists(name, QUERIES)}
+        found = call(name, files, **options)
         assert comparable(found) == comparable(known)
 
 
@@ -120,14 +131,19 @@ def test_files_of_one_set_bring_their_labels_ids_and_groups(name, tmp_path):
 def test_files_of_two_sets_bring_their_labels_ids_and_groups(name, tmp_path):
     known = call(name, arguments(name, QUERIES, GALLERY))
     second = TAKES[name].argument("gallery")
-    sets = {"queries": in_files(tmp_path / "queries", QUERIES), second: in_files(tmp_path / "gallery", GALLERY)}
+    lists = found_lists(name, QUERIES, GALLERY)
+    sets = {
+        "queries": in_files(tmp_path / "queries", QUERIES),
+        second: in_files(tmp_path / "gallery", GALLERY),
+        **lists,
+    }
     assert comparable(call(name, sets, memory_mb=0.0005)) == comparable(known)
     both = {kind: np.concatenate([QUERIES[kind], GALLERY[kind]]) for kind in QUERIES}
     flags = np.arange(len(both["rows"])) >= len(QUERIES["rows"])
     together = in_files(tmp_path / "both", both | {"is_gallery": flags})
     # A training set is not the gallery of the queries, so it is passed even then.
     others = {} if second == "gallery" else {second: sets[second]}
-    assert comparable(call(name, {"queries": together, **others})) == comparable(known)
+    assert comparable(call(name, {"queries": together, **others, **lists})) == comparable(known)
 
 
 @pytest.mark.parametrize("name", TAKES)

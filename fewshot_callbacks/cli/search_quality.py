@@ -1,0 +1,161 @@
+"""`fewshot search-quality`: what an approximate index has found, compared with exact search of stored embeddings."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.cli.evaluate import FAILED
+from fewshot_callbacks.cli.options import Columns, SearchQualityOptions, in_shell
+from fewshot_callbacks.cli.processes import joined_processes, part_of_process
+from fewshot_callbacks.cli.stored_sets import read_sets
+from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.files.addresses import path_text
+from fewshot_callbacks.files.remote_cache import local_copy
+from fewshot_callbacks.functional.retrieval.gate import SIGNS, Requirement, read_requirement
+from fewshot_callbacks.functional.search_quality import SearchQuality, search_quality
+from fewshot_callbacks.storage.arrays import FileArrays, naming_file
+from fewshot_callbacks.storage.formats import FORMATS
+from fewshot_callbacks.system.terminal import printable
+
+# The names of found lists in files with several arrays.
+NAMES = ("found", "indices")
+
+
+def run(options: SearchQualityOptions) -> int:
+    """Compare and print, and return the exit status: `FAILED` if a requirement is not met, else 0."""
+    requirements = [_readable(text) for text in options.require or ()]
+    found = read_found_lists(options.found)
+    queries, arguments = _sets_of(options)
+    processes = joined_processes()
+    arguments["found"] = found
+    if processes.count > 1:
+        queries, arguments = part_of_process(queries, arguments, processes)
+    quality = search_quality(
+        queries=queries,
+        stored=arguments.pop("gallery_stored"),
+        **arguments,
+        k=options.k,
+        within=options.within,
+        similarity=options.similarity,
+        memory_mb=options.memory_mb,
+    )
+    if processes.rank > 0:  # the first process prints
+        return 0
+    print(json.dumps(quality.to_dict(), indent=2) if options.json else in_shell(str(quality), "search-quality"))
+    failures = [failure for requirement in requirements if (failure := _failure(requirement, quality))]
+    for failure in failures:
+        print(f"fewshot search-quality: {printable(failure)}", file=sys.stderr)
+    return FAILED if failures else 0
+
+
+def read_found_lists(file: Path) -> NDArray[Any]:
+    """Return found lists from a file, (queries, columns).
+
+    Raises:
+        ValueError: If the file is none of these, damaged, or has no such array.
+    """
+    path = local_copy(file)
+    if not path.is_file():
+        raise InputError(
+            f"{path_text(file)} does not exist, or is no file. Pass a .npy, .npz, .parquet or .ivecs file."
+        )
+    suffix = path.suffix.lower()
+    if suffix == ".ivecs":
+        return _read_ivecs(path)
+    if suffix not in FORMATS:
+        raise InputError(
+            f"{path_text(file)} is not a .npy, .npz, .parquet or .ivecs file. Write the lists with numpy.save."
+        )
+    with naming_file(path):
+        arrays = FORMATS[suffix](path)
+        array = arrays[_name_of_lists(path, arrays)]
+        return np.asarray(array[0 : array.shape[0]])
+
+
+def _name_of_lists(file: Path, arrays: FileArrays) -> str:
+    """Return the name of the array with the lists."""
+    matrices = [name for name, array in arrays.items() if array.ndim == 2]
+    named = [name for name in NAMES if name in matrices] or matrices
+    if len(named) != 1 and not set(named) & set(NAMES):
+        raise InputError(
+            f"{file} has the arrays {', '.join(map(repr, arrays))}, and {len(matrices)} of them have two axes. Name the one "
+            "with the lists 'found'."
+        )
+    return named[0]
+
+
+def _read_ivecs(file: Path) -> NDArray[np.int32]:
+    """Return the rows of an .ivecs file, each of which begins with its length."""
+    numbers = np.fromfile(file, "<i4")
+    width = int(numbers[0]) + 1 if len(numbers) else 0
+    if width < 2 or len(numbers) % width or (numbers[::width] != width - 1).any():
+        raise InputError(
+            f"{file} is no .ivecs file of lists of one length: each row is its length and its items, of 4 bytes each."
+        )
+    rows: NDArray[np.int32] = numbers.reshape(-1, width)[:, 1:]
+    return rows
+
+
+def _sets_of(options: SearchQualityOptions) -> tuple[Any, dict[str, Any]]:
+    """Return the queries, and the other sets as arguments of `search_quality`; `gallery_stored` is `stored`."""
+    sets = read_sets(options.queries, options.columns, ())
+    names = [f"{side}_{kind}" for kind in ("labels", "ids", "groups") for side in ("query", "gallery")]
+    arguments = {name: sets.get(name) for name in ("gallery", *names)}
+    if options.gallery is not None:
+        if sets.gallery is not None:
+            raise InputError(f"{path_text(options.queries)} has a gallery already. Leave out --gallery.")
+        of_gallery = read_sets(options.gallery, options.columns, ())
+        if of_gallery.gallery is not None:
+            raise InputError(f"{path_text(options.gallery)} holds queries and a gallery, and one set is needed.")
+        arguments["gallery"] = of_gallery.queries
+        arguments |= {name: of_gallery.get(name.replace("gallery", "query")) for name in names if name[0] == "g"}
+        _leave_out_lone(arguments)
+    arguments["gallery_stored"] = _rows_of(options.stored)
+    arguments["stored_queries"] = _rows_of(options.stored_queries)
+    return sets.queries, arguments
+
+
+def _leave_out_lone(arguments: dict[str, Any]) -> None:
+    """Leave out labels that only one of two files has: without them, no metrics of labels are compared."""
+    pair = ("query_labels", "gallery_labels")
+    if any(arguments[name] is None for name in pair):
+        arguments.update(dict.fromkeys(pair))
+
+
+def _rows_of(file: Path | None) -> Any | None:
+    return None if file is None else read_sets(file, Columns(), ()).queries
+
+
+def _readable(text: str) -> Requirement:
+    """Return a requirement; refuse what only reports of evaluations have."""
+    requirement = read_requirement("search_quality", text)
+    if requirement.attribute is not None or requirement.is_gain:
+        raise InputError(
+            f"{text!r} cannot be checked: there are no slices and no gains. Write such as 'search_recall@10 >= 0.95'."
+        )
+    return requirement
+
+
+def _failure(requirement: Requirement, quality: SearchQuality) -> str | None:
+    """Return a sentence if a requirement does not hold; None if it does."""
+    values = quality.metrics()
+    ends = {f"search_recall@{k}": interval for k, interval in quality.intervals.items()}
+    known: Sequence[str] = list(values) if requirement.end is None else list(ends)
+    if requirement.metric not in known:
+        raise InputError(
+            f"{requirement.text!r} cannot be checked: {requirement.metric!r} is not one of {', '.join(known)}."
+        )
+    value = values[requirement.metric]
+    if requirement.end is not None:
+        value = getattr(ends[requirement.metric], requirement.end)
+    if SIGNS[requirement.sign](value, requirement.limit):
+        return None
+    return f"{requirement.text} is required, and it is {'unknown' if math.isnan(value) else f'{value:.4f}'}."
