@@ -28,6 +28,7 @@ MODULES = {
     "pandas": ["pandas"],
     "pytorch-metric-learning": ["pytorch_metric_learning"],
     "pytrec-eval-terrier": ["pytrec_eval"],
+    "ray": ["ray"],
     "resvg_py": ["resvg_py"],
     "s3fs": ["s3fs"],
     "sentence-transformers": ["sentence_transformers"],

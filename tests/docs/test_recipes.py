@@ -1,20 +1,25 @@
 """Every recipe of the documentation runs from beginning to end, and has a page."""
 
+import contextlib
 import os
 import re
 import runpy
+import secrets
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from fewshot_callbacks import Shards, evaluate_retrieval
 from fewshot_callbacks.functional import RetrievalReport
 from tests.docs import pages, process_jobs
 from tests.gloo_processes import answers
-from tests.integration_packages import skipped_without_integrations
+from tests.integration_packages import integration, skipped_without_integrations
 
 RECIPES = sorted((pages.ROOT / "examples" / "recipes").glob("*.py"))
 
@@ -30,6 +35,8 @@ def test_runs_and_has_a_page(recipe, tmp_path, gloo_folder, monkeypatch):
         printed = [found["printed"] for found in in_processes("ddp", gloo_folder, 2)]
         assert {rank for said in printed for rank in re.findall(r"rank (\d): mAP 0\.\d+\n", said)} == {"0", "1"}
         assert len({said.rpartition("mAP ")[2] for said in printed}) == 1
+        return
+    if recipe.stem in WITH_WORKERS:  # has a test of its own
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(recipe)])
@@ -98,12 +105,14 @@ IN_TWO = {
     *process_jobs.WITH_A_TRAINER,
     *("ddp", "fabric", "hugging_face_accelerate", "hugging_face_trainer"),
 }
+WITH_WORKERS = {"ray_train"}
+"""Recipes that start two processes themselves."""
 on_processes = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
 def test_every_recipe_is_tried_in_two_processes_or_said_to_need_one():
-    assert {recipe.stem for recipe in RECIPES} == IN_TWO | ALONE
-    assert not IN_TWO & ALONE
+    assert {recipe.stem for recipe in RECIPES} == IN_TWO | ALONE | WITH_WORKERS
+    assert len(RECIPES) == len(IN_TWO) + len(ALONE) + len(WITH_WORKERS)
 
 
 def in_processes(recipe, gloo_folder, count):
@@ -140,3 +149,38 @@ def test_accelerate_prints_in_two_processes_what_it_prints_in_one(gloo_folder):
     (alone,) = in_processes("hugging_face_accelerate", gloo_folder, 1)
     assert "233 queries, recall@1 0." in alone["printed"]
     assert in_processes("hugging_face_accelerate", gloo_folder, 2) == [alone, {"printed": ""}]
+
+
+def processes_with(variable: str, value: str) -> list[int]:
+    """The processes of this machine that have an environment variable with this value."""
+    entry = f"{variable}={value}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # processes that have ended, and those of other users
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+def test_workers_of_ray_give_the_report_of_one_process_and_leave_none(tmp_path):
+    integration("ray")
+    script = pages.ROOT / "examples" / "recipes" / "ray_train.py"
+    with tempfile.TemporaryDirectory(
+        prefix="ray", dir="/tmp"
+    ) as folder:  # the path of a socket has at most 107 characters
+        environment = {**os.environ, "RAY_TMPDIR": folder, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(pages.ROOT), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, str(script)]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        stop = time.monotonic() + 30
+        while (left := processes_with("RAY_TMPDIR", folder)) and time.monotonic() < stop:
+            time.sleep(0.5)
+        assert left == []
+    alone = evaluate_retrieval(Shards(f"{tmp_path}/part-*.npz", labels="labels"), metrics=("recall@1", "mAP"))
+    report = RetrievalReport.load(tmp_path / "ray.report.npz")
+    assert (report.values, report.per_query["mAP"].tolist()) == (alone.values, alone.per_query["mAP"].tolist())
+    assert f"1,000 queries, recall@1 {alone.values['recall@1']:.6f}, mAP {alone.mAP:.6f}\n" == ended.stdout
