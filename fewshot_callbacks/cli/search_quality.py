@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.cli.evaluate import FAILED
 from fewshot_callbacks.cli.options import Columns, SearchQualityOptions, in_shell
-from fewshot_callbacks.cli.processes import joined_processes, part_of_process
-from fewshot_callbacks.cli.stored_sets import read_sets
+from fewshot_callbacks.cli.processes import joined_processes
+from fewshot_callbacks.cli.stored_sets import StoredSets, read_sets
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import path_text
 from fewshot_callbacks.files.remote_cache import local_copy
+from fewshot_callbacks.functional.items import Share
 from fewshot_callbacks.functional.retrieval.gate import SIGNS, Requirement, read_requirement
 from fewshot_callbacks.functional.search_quality import SearchQuality, search_quality
 from fewshot_callbacks.storage.arrays import FileArrays, naming_file
 from fewshot_callbacks.storage.formats import FORMATS
 from fewshot_callbacks.system.terminal import printable
+from fewshot_callbacks.system.words import counted
 
 # The names of found lists in files with several arrays.
 NAMES = ("found", "indices")
@@ -32,16 +35,14 @@ NAMES = ("found", "indices")
 def run(options: SearchQualityOptions) -> int:
     """Compare and print, and return the exit status: `FAILED` if a requirement is not met, else 0."""
     requirements = [_readable(text) for text in options.require or ()]
-    found = read_found_lists(options.found)
-    queries, arguments = _sets_of(options)
     processes = joined_processes()
-    arguments["found"] = found
-    if processes.count > 1:
-        queries, arguments = part_of_process(queries, arguments, processes)
+    with processes.together():
+        arguments = _sets_of(options, processes)
+        found = _lists_of_process(options.found, len(arguments["queries"]), processes)
     quality = search_quality(
-        queries=queries,
-        stored=arguments.pop("gallery_stored"),
+        found=found,
         **arguments,
+        share=Share(processes),
         k=options.k,
         within=options.within,
         similarity=options.similarity,
@@ -104,23 +105,49 @@ def _read_ivecs(file: Path) -> NDArray[np.int32]:
     return rows
 
 
-def _sets_of(options: SearchQualityOptions) -> tuple[Any, dict[str, Any]]:
-    """Return the queries, and the other sets as arguments of `search_quality`; `gallery_stored` is `stored`."""
-    sets = read_sets(options.queries, options.columns, ())
+def _lists_of_process(file: Path, queries: int, processes: Processes) -> NDArray[Any]:
+    """Return the found lists of the queries of this process. *Collective*.
+
+    Raises:
+        ValueError: As `read_found_lists` does, and if there is not one list for each query of all processes.
+    """
+    found = read_found_lists(file)
+    if processes.count == 1:
+        return found
+    by_process: list[int] = processes.gather(queries)
+    if len(found) != sum(by_process):
+        raise InputError(
+            f"{path_text(file)} has {len(found):,} lists, and there are {counted(sum(by_process), 'query')}. Write one list "
+            "for each query, in the order of the queries."
+        )
+    first = sum(by_process[: processes.rank])
+    return found[first : first + queries]
+
+
+def _sets_of(options: SearchQualityOptions, processes: Processes) -> dict[str, Any]:
+    """Return this process's rows of queries, gallery and stored rows, as arguments of `search_quality`. *Collective*."""
+
+    def read(file: Path, columns: Columns) -> StoredSets:
+        return read_sets(file, columns, (), processes=processes)
+
+    sets = read(options.queries, options.columns)
     names = [f"{side}_{kind}" for kind in ("labels", "ids", "groups") for side in ("query", "gallery")]
-    arguments = {name: sets.get(name) for name in ("gallery", *names)}
+    arguments = {name: sets.rows_of_process(name, processes) for name in ("queries", "gallery", *names)}
     if options.gallery is not None:
         if sets.gallery is not None:
             raise InputError(f"{path_text(options.queries)} has a gallery already. Leave out --gallery.")
-        of_gallery = read_sets(options.gallery, options.columns, ())
-        if of_gallery.gallery is not None:
+        gallery = read(options.gallery, options.columns)
+        if gallery.gallery is not None:
             raise InputError(f"{path_text(options.gallery)} holds queries and a gallery, and one set is needed.")
-        arguments["gallery"] = of_gallery.queries
-        arguments |= {name: of_gallery.get(name.replace("gallery", "query")) for name in names if name[0] == "g"}
+        arguments["gallery"] = gallery.rows_of_process("queries", processes)
+        for name in names:
+            if name.startswith("gallery"):
+                arguments[name] = gallery.rows_of_process(name.replace("gallery", "query"), processes)
         _leave_out_lone(arguments)
-    arguments["gallery_stored"] = _rows_of(options.stored)
-    arguments["stored_queries"] = _rows_of(options.stored_queries)
-    return sets.queries, arguments
+    for name, file in (("stored", options.stored), ("stored_queries", options.stored_queries)):
+        if file is not None:
+            arguments[name] = read(file, Columns()).rows_of_process("queries", processes)
+    return arguments
 
 
 def _leave_out_lone(arguments: dict[str, Any]) -> None:
@@ -128,10 +155,6 @@ def _leave_out_lone(arguments: dict[str, Any]) -> None:
     pair = ("query_labels", "gallery_labels")
     if any(arguments[name] is None for name in pair):
         arguments.update(dict.fromkeys(pair))
-
-
-def _rows_of(file: Path | None) -> Any | None:
-    return None if file is None else read_sets(file, Columns(), ()).queries
 
 
 def _readable(text: str) -> Requirement:

@@ -162,6 +162,7 @@ def processes_with(variable: str, value: str) -> list[int]:
     return found
 
 
+@pytest.mark.exhaustive  # Ray takes a minute to start two workers
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 def test_workers_of_ray_give_the_report_of_one_process_and_leave_none(tmp_path):
     integration("ray")
