@@ -220,7 +220,7 @@ def test_a_planted_result_that_no_layer_exports_is_found(monkeypatch: pytest.Mon
     assert found == {"Moments": {"Planted.moments"}, "Lists": {"Planted.options", "Planted.more"}}
 
 
-@pytest.mark.parametrize("name", ["RetrievalReport", "Interval", "RetrievalOptions", "METRICS"])
+@pytest.mark.parametrize("name", ["Slices", "Interval", "RetrievalOptions", "METRICS"])
 def test_a_planted_name_that_no_user_types_is_found(name: str) -> None:
     assert belongs_to_a_layer(public() | {name: getattr(functional, name)}) == {name}
 

@@ -127,7 +127,7 @@ def parser_of(command: str) -> ArgumentParser:
             parser.add_argument(field.name, help=meaning, **AS_TYPED[field.name])
             continue
         names = [*SHORT.get(field.name, []), f"--{field.name}"]
-        parser.add_argument(*names, default=field.default, help=meaning, **AS_TYPED.get(field.name, {"type": kind}))
+        parser.add_argument(*names, default=field.default, help=meaning, **_as_typed(field.name, kind))
     return parser
 
 
@@ -135,11 +135,16 @@ def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
     """Return a message about the first value that its option does not take; empty if all are valid."""
     for option, value in values_of(words):
         kind = types.get(option)
-        if kind is None or option in AS_TYPED:
+        if kind is None or _as_typed(option, kind) != {"type": kind}:
             continue
         if not _accepts(kind, as_yaml(value, kind)):
             return f"--{option}: {value} is not {kinds_of(kind)}."
     return ""
+
+
+def _as_typed(name: str, kind: Any) -> dict[str, Any]:
+    """Return how an option is read. `-k` is one number for `nearest`, and several numbers for `search-quality`."""
+    return {"type": kind} if kind is int else AS_TYPED.get(name, {"type": kind})
 
 
 def _accepts(kind: Any, word: str) -> bool:

@@ -1,4 +1,4 @@
-"""`fewshot evaluate` on two processes, each with a folder of copies of its own (see `tests.gloo_processes`)."""
+"""Commands on files on two processes, each with a folder of copies of its own (see `tests.gloo_processes`)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ COLUMNS = {
     "is_gallery": np.arange(ROWS) // 12 % 4 > 0,
 }
 OF_ALL = ("--labels", "labels", "--json", "--memory_mb", "0.02", "--metrics", "mAP", "recall@1", "pair_f1")
+FOUND = (np.arange(ROWS)[:, None] + np.array([12, 24, 1, 36, 5])) % ROWS
 JUDGEMENTS = "".join(f"{query} 0 {(query + 12) % ROWS} 1\n" for query in range(ROWS))
-# Name -> the words of a command line; the set is at counted://, the other files are in the folder.
-COMMANDS: dict[str, list[str]] = {
+# Name -> the options of `fewshot evaluate`; the set is at counted://, the other files are in the folder.
+EVALUATIONS: dict[str, list[str]] = {
     "one set": ["counted://set/*.npz", *OF_ALL],
     "queries and gallery": ["counted://both/*.npz", *OF_ALL, "--slices", "camera"],
     "two models": ["counted://set/*.npz", *OF_ALL, "--against", "counted://other/*.npz"],
@@ -44,6 +45,24 @@ COMMANDS: dict[str, list[str]] = {
     "other dimension": ["counted://dims/*.npz", *OF_ALL],
     "two spellings": ["counted://spellings/*.npz", *OF_ALL],
     "nothing there": ["counted://nothing/*.npz", *OF_ALL],
+}
+# Name -> the words of a command line.
+COMMANDS = {name: ["evaluate", *words] for name, words in EVALUATIONS.items()} | {
+    "neighbours": ["nearest", "counted://set/*.npz", "-k", "5", "-o", "truth.parquet", "--memory_mb", "0.02"],
+    "drawn neighbours": ["nearest", "counted://set/*.npz", "-k", "5", "-o", "drawn.parquet", "--queries", "20"],
+    "neighbours in a gallery": ["nearest", "counted://both/*.npz", "-k", "3", "-o", "gallery.parquet"],
+    "search quality": [
+        *(
+            "search-quality",
+            "found.npy",
+            "counted://set/*.npz",
+            "--stored",
+            "counted://vectors/*.npy",
+            "-k",
+            "5",
+            "--json",
+        ),
+    ],
 }
 
 
@@ -76,19 +95,20 @@ def write_sets(folder: Path) -> None:
     for part in (1, 4):  # one in each process
         (store / "damaged" / f"{part}.npz").write_bytes(b"damaged")
     np.save(folder / "labels.npy", LABELS)
+    np.save(folder / "found.npy", COLUMNS["ids"][FOUND])
     (folder / "judgements.txt").write_text(JUDGEMENTS)
 
 
 def ran(words: list[str]) -> tuple[int, str, str]:
-    """Run `fewshot evaluate`, and return the exit status and what was printed."""
+    """Run a command, and return the exit status and what was printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(["evaluate", *words])
+        status = main(words)
     return status, out.getvalue(), err.getvalue()
 
 
 def killed(words: list[str]) -> int:
-    """Run `fewshot evaluate` until its second writing, and return the exit status."""
+    """Run a command until its second writing, and return the exit status."""
     write = journal.StateFiles.write
     writings = []
 

@@ -10,15 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks import Relevance, evaluate_retrieval
+from fewshot_callbacks import Relevance, evaluate_retrieval, nearest, search_quality
 from fewshot_callbacks.cli.evaluate import inputs_of
 from fewshot_callbacks.cli.options import Columns
 from fewshot_callbacks.cli.processes import read_in_all
 from fewshot_callbacks.cli.stored_sets import read_sets
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional import read_neighbours
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.storage.shard_files import list_shards
-from tests.cli.own_files_jobs import COLUMNS, LABELS, ROWS, VECTORS
+from tests.cli.own_files_jobs import COLUMNS, FOUND, LABELS, ROWS, VECTORS
 from tests.gloo_processes import answers
 from tests.messages import missing_facts
 from tests.thread_processes import in_threads
@@ -39,7 +40,7 @@ def files_read(found, name):
     for _, _, _, reads, opened in (of_process[name] for of_process in found):
         names = [os.path.basename(path) for path, _ in reads]
         assert len(names) == len(set(names))
-        assert set(opened) == set(names)
+        assert set(opened) - {"found.npy"} == set(names)
         by_process.append(set(names))
     return by_process
 
@@ -96,6 +97,42 @@ def test_two_models_are_compared_though_their_rows_are_divided_in_other_places(f
         assert len({*reads[0], *reads[1]}) == 6
     assert printed(found, "two models")["first"]["metrics"] == printed(found, "one set")["metrics"]
     assert printed(found, "two models")["differences"]["mAP"]["value"] != 0
+
+
+OF_SET = {"query_ids": COLUMNS["ids"], "query_groups": COLUMNS["groups"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("neighbours", "truth"), ("drawn neighbours", "drawn"), ("neighbours in a gallery", "gallery")],
+)
+def test_each_process_searches_its_own_files_for_neighbours(found, gloo_folder, name, file):
+    assert [of_process[name][0] for of_process in found] == [0, 0], found[0][name]
+    first, second = files_read(found, name)
+    assert not first & second
+    assert len(first | second) == 6
+    [path] = gloo_folder.rglob(f"{file}.parquet")
+    written = read_neighbours(path)
+    if name == "neighbours in a gallery":
+        columns = {**ids_and_groups(QUERIES), **ids_and_groups(~QUERIES, "gallery")}
+        expected = nearest(VECTORS[QUERIES], gallery=VECTORS[~QUERIES], k=3, **columns)
+    else:
+        asked = written.query_indices if name == "drawn neighbours" else None
+        assert len(written) == (20 if name == "drawn neighbours" else ROWS)
+        expected = nearest(VECTORS, k=5, query_indices=asked, **OF_SET)
+    for field in ("query_indices", "indices", "scores", "tied", "unlisted_ties"):
+        assert torch.equal(getattr(written, field), getattr(expected, field))
+
+
+def test_each_process_compares_the_lists_of_its_own_files(found):
+    lists = COLUMNS["ids"][FOUND]
+    columns = {"query_labels": LABELS, **OF_SET}
+    expected = search_quality(lists, VECTORS, k=5, stored=VECTORS, **columns)
+    report = printed(found, "search quality")
+    assert report == json.loads(json.dumps(expected.to_dict()))
+    assert files_read(found, "search quality") == [
+        {f"{part}{ending}" for part in own for ending in (".npz", ".npy")} for own in ((0, 1, 2), (3, 4, 5))
+    ]
 
 
 def test_the_first_process_reads_all_rows_for_j(found):
