@@ -66,11 +66,12 @@ def test_there_is_an_example_of_each_kind() -> None:
     assert list(EXAMPLES) == [f"add {kind}" for kind in kinds]
 
 
-SLOW = "add a similarity"  # of which every loop of the engine is compiled anew
+# For a similarity every loop of the engine is compiled anew. The other two are like examples that always run.
+ONLY_IN_TEST_ALL = {"add a similarity", "add a head", "add a reader of a data set"}
 
 
 @pytest.mark.parametrize(
-    "title", [pytest.param(title, marks=[pytest.mark.exhaustive] * (title == SLOW)) for title in EXAMPLES]
+    "title", [pytest.param(title, marks=[pytest.mark.exhaustive] * (title in ONLY_IN_TEST_ALL)) for title in EXAMPLES]
 )
 def test_an_example_leaves_the_tests_green(title: str, copy: Path) -> None:
     tests = follow(EXAMPLES[title], copy)
