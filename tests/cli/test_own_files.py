@@ -193,7 +193,7 @@ def files(request, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize("count", [1, 2, 5, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 8, 9))])
 @pytest.mark.parametrize("has_gallery", [False, True])
 def test_the_report_is_the_same_for_any_number_of_processes(files, count, has_gallery):
     columns = Columns(labels=str(files / "labels.npy"))
