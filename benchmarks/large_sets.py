@@ -15,8 +15,6 @@ import argparse
 import os
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +24,13 @@ from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scale import held
+from scale import Peak
 
 from fewshot_callbacks import Shards, Share, evaluate_retrieval, nearest
 from fewshot_callbacks.metrics import all_processes
 
 FILES = 4
 RELEVANT = 64
-
-
-class Peak:
-    """The largest anonymous memory of this process in MB, beyond what it has at first."""
-
-    def __init__(self) -> None:
-        self.before = self.largest = held("RssAnon")
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while True:
-            self.largest = max(self.largest, held("RssAnon"))
-            time.sleep(0.005)
 
 
 class Traffic:

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ def held(key: str) -> float:
         if line.startswith(key):
             return float(line.split()[1]) / 1024
     return float("nan")
+
+
+class Peak:
+    """The largest anonymous memory of this process in MB, and what it had at first."""
+
+    def __init__(self) -> None:
+        self.before = self.largest = held("RssAnon")
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self.largest = max(self.largest, held("RssAnon"))
+            time.sleep(0.005)
 
 
 def evaluate(folder: Path, options: argparse.Namespace, *, loaded: bool) -> dict[str, Any]:

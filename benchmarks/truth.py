@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _results import Column, Results, add_file_option
-from scale import descendants, held
+from scale import Peak, descendants
 
 from fewshot_callbacks import Shards, nearest
 from fewshot_callbacks.cli.main import main as fewshot
@@ -53,19 +52,6 @@ def write(folder: Path, items: int, dim: int) -> None:
     for number, part in enumerate(np.array_split(np.arange(items), FILES)):
         rows = centres[part % 1000] + 2 * generator.standard_normal((len(part), dim), np.float32)
         np.save(folder / f"{number:02}.npy", rows.astype(np.float16))
-
-
-class Peak:
-    """The largest anonymous memory of this process."""
-
-    def __init__(self) -> None:
-        self.before = self.largest = held("RssAnon")
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while True:
-            self.largest = max(self.largest, held("RssAnon"))
-            time.sleep(0.005)
 
 
 def search(words: list[str], measured: Path) -> int:
