@@ -67,6 +67,15 @@ def test_a_search_that_was_killed_goes_on_to_the_same(tmp_path, monkeypatch, nam
     assert not (tmp_path / "state").exists()
 
 
+def test_a_search_that_was_killed_after_its_last_tile_reports_that_all_is_done(tmp_path, monkeypatch):
+    known, _ = searched("near_duplicates", ROWS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda journal: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            searched("near_duplicates", ROWS, tmp_path)
+    assert searched("near_duplicates", ROWS, tmp_path) == (known, [1.0])
+
+
 @pytest.mark.parametrize("name", ["nearest", "near_duplicates"])
 def test_processes_go_on_from_a_moment_that_all_have(tmp_path, monkeypatch, name):
     monkeypatch.setattr("fewshot_callbacks.files.journal.INTERVAL", 0)
