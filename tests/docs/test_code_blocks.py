@@ -1,4 +1,4 @@
-"""Every Python block of README and of the documentation runs, and every command is checked."""
+"""Every Python block of README and of the documentation runs and prints what is shown below it; every command is checked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from sybil import Document, Example
-from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from tests.docs import pages
+from tests.docs.printed import Printed
 from tests.integration_packages import skipped_without_integrations
 
 
@@ -19,15 +20,23 @@ def check_shell(example: Example) -> None:
         pages.check_command(words)
 
 
-PARSERS = [PythonCodeBlockParser(), CodeBlockParser(language="bash", evaluator=check_shell), SkipParser()]
-"""`<!--- skip: next, "reason" -->` leaves the next block out; `<!--- invisible-code-block: python ... -->` runs unseen."""
+def parsers(page: Path) -> list[Any]:
+    """The kinds of blocks of a page.
+
+    `<!--- skip: next, "reason" -->` leaves the next block out; `<!--- invisible-code-block: python ... -->` runs unseen.
+    """
+    of_commands = [CodeBlockParser(language="bash", evaluator=check_shell), SkipParser()]
+    if page.name == "CONTRIBUTING.md":  # it has lines of Python for several files: only its commands are checked
+        return of_commands
+    printed = Printed()
+    python = CodeBlockParser(language="python", evaluator=printed.run)
+    return [python, CodeBlockParser(language="text", evaluator=printed.compare), *of_commands]
 
 
 @pytest.mark.filterwarnings("ignore")  # what a page shows may warn; that it works is what counts here
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: str(page.relative_to(pages.ROOT)))
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_users_run_it: Any) -> None:
-    # CONTRIBUTING.md has lines of Python for several files: only its commands are checked
-    document = Document.parse(str(page), *PARSERS[page.name == "CONTRIBUTING.md" :])
+    document = Document.parse(str(page), *parsers(page))
     pages.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     # A page may name another folder, which ends with it.
