@@ -76,7 +76,7 @@ gpu: $(VENV)/.for-test
 figures: $(VENV)/.for-test-integrations
 	$(BIN)/python tools/figures.py
 
-# the tables of docs/measurements.md, measured anew on a machine that does nothing else: about an hour
+# the tables of docs/research/measurements.md, measured anew on a machine that does nothing else: about an hour
 figures-of-speed: $(VENV)/.for-test-integrations $(VENV)/.for-bench
 	$(BIN)/python tools/figures_of_speed.py --measure
 

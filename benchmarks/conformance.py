@@ -2,7 +2,7 @@
 
     pip install -e ".[test-integrations,bench]"   # all libraries that are asked
     python benchmarks/conformance.py              # prints the table; a library that is not installed has a line that says so
-    python benchmarks/conformance.py --write      # and puts it into docs/agreement.md, if all are installed
+    python benchmarks/conformance.py --write      # and puts it into docs/metrics/agreement.md, if all are installed
 
 The cases are data, `conformance.json`: embeddings that are small whole numbers, dot products as scores, exact fractions as
 values, and a sentence that derives them. A library is judged by its own rule, as its documentation states it. Two questions
@@ -33,7 +33,7 @@ import torch
 import fewshot_callbacks
 
 CASES = Path(__file__).with_name("conformance.json")
-PAGE = Path(__file__).parents[1] / "docs" / "agreement.md"
+PAGE = Path(__file__).parents[1] / "docs" / "metrics" / "agreement.md"
 BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 COMMAND = "python benchmarks/conformance.py --write"
 TOLERANCE = 1e-6  # some libraries average in float32
@@ -254,11 +254,11 @@ LIBRARIES = [
     Library(
         "fewshot_callbacks", "fewshot-callbacks", ask_ours, ("labels", "ids", "chunks", "one set"),
         {
-            "ties": (("mean over orders",), "docs/metrics.md, Equal scores: the mean over their orders"),
-            "no_match": (("left out",), "docs/metrics.md, Queries without a match: left out, and counted in the report"),
+            "ties": (("mean over orders",), "docs/metrics/index.md, Equal scores: the mean over their orders"),
+            "no_match": (("left out",), "docs/metrics/index.md, Queries without a match: left out, and counted in the report"),
             "repeated_ids": (("counted once",), "the first item of each id counts"),
-            "large_k": (("over k",), "docs/metrics.md: relevant items among the first K, over K"),
-            "near_ties": (("exact scores",), "docs/exactness.md: a score is the true value, rounded once to float64"),
+            "large_k": (("over k",), "docs/metrics/index.md: relevant items among the first K, over K"),
+            "near_ties": (("exact scores",), "docs/research/exactness.md: a score is the true value, rounded once to float64"),
         },
         "`evaluate_retrieval`; `RetrievalEvaluation` for chunks",
     ),
@@ -495,7 +495,7 @@ def report(
 
 
 def write_page(table: str, marks: tuple[str, str]) -> None:
-    """Put the table between its marks in docs/agreement.md."""
+    """Put the table between its marks in docs/metrics/agreement.md."""
     begin, end = marks
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(begin)
@@ -513,13 +513,13 @@ def run(
 ) -> None:
     """Print the tables, and put them into the page if that is asked for."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/agreement.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/metrics/agreement.md")
     options = parser.parse_args()
     libraries = installed(known)
     missing = [library.distribution for library in known if library not in libraries]
     if missing and options.write:
         parser.error(
-            f"docs/agreement.md is of all libraries. Run pip install {' '.join(missing)}, or leave --write out."
+            f"docs/metrics/agreement.md is of all libraries. Run pip install {' '.join(missing)}, or leave --write out."
         )
     table = report(libraries, cases, known, command, changed)
     print(table)

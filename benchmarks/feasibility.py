@@ -2,7 +2,7 @@
 
     python benchmarks/feasibility.py
 
-It prints the figures of docs/feasibility.md that need no long run: the floating-point operations of J of one batch, by a
+It prints the figures of docs/research/feasibility.md that need no long run: the floating-point operations of J of one batch, by a
 formula and counted while it runs, its time beside that of the scatter matrices of d x d, the operations and the memory of
 two evaluations, what the whole matrix of similarities takes if it is sorted at once (measured, per pair), and what a T4
 and its link would need at their peak rates. Runs of the two evaluations: benchmarks/retrieval.py.
@@ -42,7 +42,7 @@ T4_OPERATIONS = 8.1e12
 T4_LINK = 15.75e9
 """bytes a second in one direction of PCI Express 3.0 with 16 lanes, the T4's link, before any protocol"""
 COLAB_MEMORY = 12e9
-"""bytes of main memory, as the source of docs/feasibility.md has it"""
+"""bytes of main memory, as the source of docs/research/feasibility.md has it"""
 
 SCENARIOS = {"A": 158_652, "B": 31_730}
 

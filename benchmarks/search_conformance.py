@@ -2,7 +2,7 @@
 
     pip install -e ".[test-integrations]"          # all libraries that are asked
     python benchmarks/search_conformance.py        # prints the table
-    python benchmarks/search_conformance.py --write   # and puts it into docs/agreement.md, if all are installed
+    python benchmarks/search_conformance.py --write   # and puts it into docs/metrics/agreement.md, if all are installed
 
 The cases are data, `search_cases.json`: embeddings that are small numbers, dot products as scores, found lists, exact
 fractions as values, and a sentence that derives them. The questions are the same as in `conformance.py`, and the items come
@@ -134,12 +134,12 @@ LIBRARIES = [
     Library(
         "fewshot_callbacks", "fewshot-callbacks", ask_ours, (),
         {
-            "ties": (("ties count as found",), "docs/search_quality.md, Definitions: a score of at least s_k"),
-            "repeated": (("counted once",), "docs/search_quality.md, Definitions: distinct candidates"),
-            "missing": (("not found",), "docs/search_quality.md, Pitfalls: an entry of -1 counts as not found"),
-            "self": (("left out",), "docs/search_quality.md, Pitfalls: the query itself is left out"),
-            "large_k": (("over the items there are",), "docs/search_quality.md, Definitions: k is the number of candidates"),
-            "near_ties": (("exact scores",), "docs/exactness.md: a score is the true value, rounded once to float64"),
+            "ties": (("ties count as found",), "docs/evaluate/search_quality.md, Definitions: a score of at least s_k"),
+            "repeated": (("counted once",), "docs/evaluate/search_quality.md, Definitions: distinct candidates"),
+            "missing": (("not found",), "docs/evaluate/search_quality.md, Pitfalls: an entry of -1 counts as not found"),
+            "self": (("left out",), "docs/evaluate/search_quality.md, Pitfalls: the query itself is left out"),
+            "large_k": (("over the items there are",), "docs/evaluate/search_quality.md, Definitions: k is the number of candidates"),
+            "near_ties": (("exact scores",), "docs/research/exactness.md: a score is the true value, rounded once to float64"),
             **AS_A_SET, **AS_INTEGERS,
         },
         "`search_quality`",

@@ -18,7 +18,7 @@ It writes to runs/better_or_noise (--output):
     tables.md            every number
     figures.json         what the figure is drawn from
 
-The tables of docs/intervals.md have the lowest and the highest value over both data sets, both metrics and both sizes:
+The tables of docs/research/intervals.md have the lowest and the highest value over both data sets, both metrics and both sizes:
 
     python studies/better_or_noise.py --summary docs/figures/data/better_or_noise*.json
 """
@@ -294,7 +294,7 @@ def ends(shares: Iterable[float]) -> str:
 
 
 def summary(runs: list[dict]) -> list[str]:
-    """The lines of the tables of docs/intervals.md, from the figures.json of several data sets."""
+    """The lines of the tables of docs/research/intervals.md, from the figures.json of several data sets."""
     titles = ["population", "compared with", *map(str, READ_AT), "a false better", "a false worse"]
     lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * len(titles))} |"]
     for population in ("as trained", "unchanging"):

@@ -14,7 +14,7 @@ The weights of each training are kept beside the tables: a second run, or one th
 --data icons does all this on the icon themes of this machine (examples/icons), in a separate folder.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
-docs/class_count_invariance.md shows what came out.
+docs/metrics/grouped_recall.md shows what came out.
 """
 
 import argparse

@@ -25,7 +25,7 @@ DATA = Path(__file__).parents[1] / "docs" / "figures" / "data"
 Array = NDArray[np.float64]
 Rows = Sequence[dict[str, Any]]
 
-# Differences of mAP and Recall@1 in the study of docs/average_precision_loss.md.
+# Differences of mAP and Recall@1 in the study of docs/research/average_precision_loss.md.
 LOSS_COMPARISONS = 58
 BETTER_LOW = ("spectral_decay", "uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs")
 NUMBERS = ("rankme", "effective_rank", *BETTER_LOW, "intrinsic_dimension", "spread")

@@ -20,7 +20,7 @@ support point in place of the mean (with one shot both are the same network). It
     results.json     all of these as numbers
 
 A run that was finished is not repeated, and one that was stopped continues from its last checkpoint.
-docs/distance_ratio.md shows what came out, claim by claim.
+docs/research/distance_ratio.md shows what came out, claim by claim.
 """
 
 import argparse

@@ -15,7 +15,7 @@ runs/average_precision:
     average_precision_loss.png    the mAP of each network, drawn from figures.json
 
 `--page FILE` also writes the tables into a page, between `<!-- table: NAME -->` and `<!-- end -->`, as in
-docs/average_precision_loss.md.
+docs/research/average_precision_loss.md.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Each guarantee of docs/guarantees.md names tests, and they are there."""
+"""Each guarantee of docs/research/guarantees.md names tests, and they are there."""
 
 import re
 
 from tests.docs.tables import ROOT, names_of_tests, rows
 
-GUARANTEES = rows((ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8"))
+GUARANTEES = rows((ROOT / "docs" / "research" / "guarantees.md").read_text(encoding="utf-8"))
 
 
 TEST = r"`(tests/[\w/]+\.py)::(\w+)`"

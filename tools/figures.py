@@ -5,8 +5,8 @@
     python tools/figures.py --list                           # what there is, and which command makes the data
 
 What needs long trainings is drawn from what they left: docs/figures/data/NAME.json. `--measure` repeats them first and
-replaces that file (demo: five minutes on one core, the others up to an hour). docs/report.png is a picture of a browser:
-tools/report_picture.py. docs/compression.png is that of examples/recipes/matryoshka.py. The SVGs of docs/how_it_works.md are
+replaces that file (demo: five minutes on one core, the others up to an hour). docs/images/report.png is a picture of a browser:
+tools/report_picture.py. docs/images/compression.png is that of examples/recipes/matryoshka.py. The SVGs of docs/research/how_it_works.md are
 written by hand.
 """
 
@@ -120,7 +120,9 @@ def main() -> None:
     names = [name for study in STUDIES.values() for name in study.figures]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="figures; see --list")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs", help="folder of the figures; by default docs")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "docs" / "images", help="folder of the figures; by default docs/images"
+    )
     parser.add_argument("--measure", action="store_true", help="repeat the trainings first")
     parser.add_argument("--list", action="store_true", help="name the figures and what makes their data; draw nothing")
     options = parser.parse_args()

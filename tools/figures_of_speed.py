@@ -1,4 +1,4 @@
-"""Write the tables of docs/measurements.md, and README's figures, from docs/figures/data/speed/NAME.json.
+"""Write the tables of docs/research/measurements.md, and README's figures, from docs/figures/data/speed/NAME.json.
 
     python tools/figures_of_speed.py                       # writes the tables
     python tools/figures_of_speed.py --measure             # measures all first: about an hour, on an idle machine
@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "figures" / "data" / "speed"
-PAGE = ROOT / "docs" / "measurements.md"
+PAGE = ROOT / "docs" / "research" / "measurements.md"
 README = ROOT / "README.md"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

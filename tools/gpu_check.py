@@ -5,7 +5,7 @@
     python tools/gpu_check.py --device cpu      # the same on small sizes, without a GPU: tries the check itself
 
 Each part goes on after a failure of another, and says what failed. Please send `build/gpu_check.json` with an issue. From
-this file `python tools/figures_of_speed.py --gpu build/gpu_check.json` takes the tables of docs/measurements.md.
+this file `python tools/figures_of_speed.py --gpu build/gpu_check.json` takes the tables of docs/research/measurements.md.
 """
 
 from __future__ import annotations
@@ -511,7 +511,7 @@ def _multiple(row: dict[str, Any]) -> float | None:
 
 
 def tables(out: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return what was found as docs/measurements.md shows it: name of a table -> its records (benchmarks/_results.py)."""
+    """Return what was found as docs/research/measurements.md shows it: name of a table -> its records (benchmarks/_results.py)."""
     about = {"command": "make gpu", "machine": out["machine"]}
     found = {}
     times = out.get("times", ())

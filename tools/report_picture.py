@@ -1,7 +1,7 @@
 """Take a picture of a report in a headless browser, as README shows it.
 
     fewshot report embeddings.npz -o report.html
-    python tools/report_picture.py report.html docs/report.png --sections threshold queries suspects
+    python tools/report_picture.py report.html docs/images/report.png --sections threshold queries suspects
 
 Needs Chromium with its driver (apt-get install chromium chromium-driver) and selenium, which is among the dev dependencies.
 """

@@ -20,9 +20,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
     "index.md": "README.md",
-    "changelog.md": "CHANGELOG.md",
-    "contributing.md": "CONTRIBUTING.md",
-    "icons.md": "examples/icons/README.md",
+    "project/changelog.md": "CHANGELOG.md",
+    "project/contributing.md": "CONTRIBUTING.md",
+    "research/icons.md": "examples/icons/README.md",
 }
 """Page of the site -> file of the repository that it shows."""
 
@@ -71,7 +71,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             return words
         return f"[{words}]({posixpath.relpath(on_site, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
-    if page.file.src_uri == "guarantees.md":
+    if page.file.src_uri == "research/guarantees.md":
         page.meta["hide"] = ["navigation"]  # the wider the tables, the shorter the page
         if config.repo_url:
             markdown = TEST.sub(lambda match: f"[test]({_line_of(config, *match.groups())})", markdown)

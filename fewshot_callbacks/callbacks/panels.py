@@ -36,7 +36,7 @@ class RetrievalPanels(PictureCallback):
     """Draws queries with their first neighbours: the worst, the most confident mistakes, and a fixed sample.
 
     After each evaluation of a `RetrievalMonitor`, it uses the monitor's report and embeddings and sends these figures
-    to every logger of the Trainer (`docs/loggers.md`), at the same step as the metrics:
+    to every logger of the Trainer (`docs/callbacks/loggers.md`), at the same step as the metrics:
 
     - `val/worst_queries`: the queries with the lowest average precision, at most three of a class;
     - `val/confident_mistakes`: the queries with the highest score of an irrelevant first neighbour, searched among at

@@ -1,6 +1,6 @@
 """Reports and pictures that this package writes, and how they are distinguished from other files.
 
-Files without the mark are replaced only where the user names them. docs/files.md lists what is written where.
+Files without the mark are replaced only where the user names them. docs/evaluate/files.md lists what is written where.
 """
 
 from __future__ import annotations

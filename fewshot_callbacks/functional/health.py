@@ -17,7 +17,7 @@ others from moments, which can be merged over disjoint sets in any order.
 
 To add a number, add a field with `_logged` to `EmbeddingHealth`: its row in the printed table and its key in a monitor follow.
 Compute it in a function of `_health_numbers.py`. Two tables for readers are written by hand: the one above, and that
-of `docs/metrics.md`.
+of `docs/metrics/index.md`.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fewshot_callbacks.system.words import counted
 
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
-# Ranks below this are a collapse: on the glyphs of docs/embedding_health_study.md all networks that collapsed had fewer in
+# Ranks below this are a collapse: on the glyphs of docs/research/embedding_health_study.md all networks that collapsed had fewer in
 # the end, and no other had.
 FEWEST_DIRECTIONS = 5
 # An embedding of fewer dimensions or items is not judged.

@@ -138,7 +138,7 @@ def nearest(
 ) -> Neighbours:
     """Find the k most similar candidates of each query, exactly and in bounded memory. *Collective*.
 
-    Candidates and their exact scores are those of `evaluate_retrieval` (docs/exactness.md): with one set, all other
+    Candidates and their exact scores are those of `evaluate_retrieval` (docs/research/exactness.md): with one set, all other
     items; with a gallery, its items; in both cases without those that ids and groups exclude. Fast products with a
     proved error bound only rule out candidates that cannot be among the first k; exact scores order the rest. Equal
     scores are ordered by index and marked as tied.
@@ -326,7 +326,7 @@ def near_duplicates(
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
 
-    *Collective*. The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products
+    *Collective*. The result is exact in the sense of docs/research/exactness.md, and no matrix of all similarities is made: products
     of low precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within
     one set, each pair is multiplied once.
 

@@ -143,7 +143,7 @@ def suspects(
 
     A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is multinomial
     with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without training a
-    model to predict", ICML 2022, use labels of neighbours in an embedding as evidence. docs/data_quality.md compares with
+    model to predict", ICML 2022, use labels of neighbours in an embedding as evidence. docs/evaluate/data_quality.md compares with
     cleanlab how many wrong labels are found. The function sees nothing but the embedding: an embedding that was trained on
     wrong labels may hide them.
 

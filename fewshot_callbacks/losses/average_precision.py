@@ -435,7 +435,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         if on_empty not in ("raise", "zero"):
             raise InputError(f"SoftAveragePrecisionLoss(on_empty={on_empty!r}) is unknown. Choose raise or zero.")
         # Networks trained with 5 bins had a lower mAP. The mAP was the same with 25 and with 100 bins
-        # (docs/average_precision_loss.md).
+        # (docs/research/average_precision_loss.md).
         self.bins = 25 if bins is None else bins
         self.low = low
         self.high = high

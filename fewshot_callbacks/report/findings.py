@@ -9,7 +9,7 @@ A further finding takes six steps:
    findings come first.
 4. `templates/report.html.jinja`, which has all findings as `findings`, and `templates/report.js` show it.
 5. `page._omissions` has a sentence on it where it is sampled or cut.
-6. The table of sections in `docs/report.md` lists it.
+6. The table of sections in `docs/evaluate/report.md` lists it.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_a_wrong_value_an_error_and_a_changing_value_are_found(conformance):
 
 
 def test_a_library_that_is_not_installed_has_a_line_and_the_page_stays(conformance, monkeypatch, capsys):
-    page = (ROOT / "docs/agreement.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics/agreement.md").read_text(encoding="utf-8")
     ours = conformance.LIBRARIES[0]
     absent = conformance.replace(ours, name="absent", distribution="no-such-distribution")
     monkeypatch.setattr(conformance, "LIBRARIES", [ours, absent])
@@ -131,12 +131,12 @@ def test_a_library_that_is_not_installed_has_a_line_and_the_page_stays(conforman
     with pytest.raises(SystemExit):
         conformance.main()
     error = capsys.readouterr().err.partition("error: ")[2]
-    assert missing_facts(error, ("docs/agreement.md", "pip install no-such-distribution", "--write")) == []
-    assert (ROOT / "docs/agreement.md").read_text(encoding="utf-8") == page
+    assert missing_facts(error, ("docs/metrics/agreement.md", "pip install no-such-distribution", "--write")) == []
+    assert (ROOT / "docs/metrics/agreement.md").read_text(encoding="utf-8") == page
 
 
 def test_the_page_has_every_case_and_library(conformance):
-    page = (ROOT / "docs/agreement.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics/agreement.md").read_text(encoding="utf-8")
     table = page.split(conformance.BEGIN)[1].split(conformance.END)[0]
     assert all(f"- {library.name} " in table for library in conformance.LIBRARIES)
     for case in conformance.load_cases():

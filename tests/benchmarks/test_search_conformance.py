@@ -84,7 +84,10 @@ def test_the_verdicts_of_others_are_those_of_the_page(conformance, name, module)
     integration(module)
     [library] = [library for library in conformance.LIBRARIES if library.name == name]
     page = (
-        (ROOT / "docs/agreement.md").read_text(encoding="utf-8").split(conformance.BEGIN)[1].split(conformance.END)[0]
+        (ROOT / "docs/metrics/agreement.md")
+        .read_text(encoding="utf-8")
+        .split(conformance.BEGIN)[1]
+        .split(conformance.END)[0]
     )
     column = page.strip().splitlines()[0].removesuffix(" |").split(" | ").index(name)
     for case in conformance.load_cases():
@@ -94,7 +97,7 @@ def test_the_verdicts_of_others_are_those_of_the_page(conformance, name, module)
 
 
 def test_the_page_has_every_case_and_library(conformance):
-    page = (ROOT / "docs/agreement.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics/agreement.md").read_text(encoding="utf-8")
     table = page.split(conformance.BEGIN)[1].split(conformance.END)[0]
     assert all(f"- {library.name} " in table for library in conformance.LIBRARIES)
     for case in conformance.load_cases():

@@ -20,7 +20,7 @@ from tests.docs.pages import commands
 from tests.messages import refused
 from tests.scripts import ROOT
 
-PAGE = (ROOT / "docs" / "distance_ratio_photographs.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "research" / "distance_ratio_photographs.md").read_text(encoding="utf-8")
 CHANGES = dict(re.findall(r"^\| ([\w-]+) \| (?:add )?`(--.+?)`", PAGE, re.M))
 """cells -> options that change the first command of the page, which is that of CUB, Conv4, 1-shot and DR"""
 CLASS = {"CUB": "fewshot_callbacks.data.CUB200", "mini-ImageNet": "fewshot_callbacks.data.MiniImageNet"}

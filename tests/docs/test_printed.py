@@ -15,7 +15,7 @@ TRAINING = 0.03
 
 def blocks(page, language):
     """The blocks of a language in a page."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "evaluate" / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 

@@ -38,7 +38,7 @@ from tests.callbacks.models import Embeds, Labelled, items, trainer
 from tests.callbacks.silhouette import SilhouetteMonitor
 from tests.docs.tables import ROOT
 
-PAGE = (ROOT / "docs" / "repeated_items.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "evaluate" / "repeated_items.md").read_text(encoding="utf-8")
 TABLE = re.search(r"^\| what counts items \|.*\n\|.*\n((?:\|.*\n)+)", PAGE, flags=re.M)
 assert TABLE is not None
 ROWS = {

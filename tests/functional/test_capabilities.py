@@ -16,7 +16,7 @@ from tests.messages import refused
 from tests.reports import comparable_values
 from tests.thread_processes import in_threads
 
-PAGE = Path(__file__).parents[2] / "docs/files.md"
+PAGE = Path(__file__).parents[2] / "docs/evaluate/files.md"
 # What a function needs so that these small sets have a result.
 OPTIONS = {
     "evaluate_retrieval": {"label_groups": 3},

@@ -32,15 +32,15 @@ NOT_MEASURED = {
         ),
         "what an installation and a command take",
     ),
-    "docs/distance_ratio.md": {"30 times as long": "the number of episodes"},
-    "docs/distance_ratio_photographs.md": {"1.96 s": "standard deviations"},
-    "docs/faq.md": {"512 MB": "the default of a setting"},
-    "docs/glyphs.md": {"29 MB": "the size of a file"},
-    "docs/how_it_works.md": {"40 GB": "calculated: 100,000 x 100,000 numbers of four bytes"},
+    "docs/research/distance_ratio.md": {"30 times as long": "the number of episodes"},
+    "docs/research/distance_ratio_photographs.md": {"1.96 s": "standard deviations"},
+    "docs/start/faq.md": {"512 MB": "the default of a setting"},
+    "docs/research/glyphs.md": {"29 MB": "the size of a file"},
+    "docs/research/how_it_works.md": {"40 GB": "calculated: 100,000 x 100,000 numbers of four bytes"},
 }
 """page -> figure -> what it is instead"""
 
-CALCULATED = {"docs/feasibility.md", "docs/literature.md", "docs/large_sets.md"}
+CALCULATED = {"docs/research/feasibility.md", "docs/research/literature.md", "docs/evaluate/large_sets.md"}
 """Pages that calculate sizes and times of other machines, from a source or from measurements whose commands they name."""
 
 PAGES = sorted(
@@ -54,7 +54,7 @@ def text_of(page: str) -> str:
 
 
 def test_the_tables_are_those_of_the_data() -> None:
-    page = text_of("docs/measurements.md")
+    page = text_of("docs/research/measurements.md")
     assert figures_of_speed.written(page) == page
 
 
@@ -64,7 +64,7 @@ def test_the_figures_of_readme_are_those_of_the_data() -> None:
 
 
 def test_a_figure_that_somebody_changed_is_written_anew() -> None:
-    page = text_of("docs/measurements.md")
+    page = text_of("docs/research/measurements.md")
     table = page.index("| ---")
     figure = re.compile(r"\d\.\d\d").search(page, table)
     assert figure is not None
@@ -88,7 +88,7 @@ def test_the_summary_holds_the_seconds_of_the_tables() -> None:
 
 
 def test_a_table_names_its_machine_unless_it_is_that_of_most() -> None:
-    page = text_of("docs/measurements.md")
+    page = text_of("docs/research/measurements.md")
     assert page.count(figures_of_speed.common_machine()) == 1
     blocks = {found["name"]: found[0] for found in figures_of_speed.BLOCK.finditer(page)}
     for name, text in blocks.items():
@@ -102,7 +102,7 @@ def test_tables_of_a_gpu_are_taken_from_the_file_of_its_check(tmp_path: Path, mo
     data = tmp_path / "speed"
     shutil.copytree(figures_of_speed.DATA, data)
     page, readme = tmp_path / "measurements.md", tmp_path / "README.md"
-    page.write_text(text_of("docs/measurements.md"), encoding="utf-8")
+    page.write_text(text_of("docs/research/measurements.md"), encoding="utf-8")
     readme.write_text(text_of("README.md"), encoding="utf-8")
     records = json.loads((data / "gpu.json").read_text(encoding="utf-8"))
     records[0]["rows"][0][3] = 98.76
@@ -117,7 +117,7 @@ def test_tables_of_a_gpu_are_taken_from_the_file_of_its_check(tmp_path: Path, mo
 
 
 def test_each_table_has_data_and_a_place() -> None:
-    places = [found["name"] for found in figures_of_speed.BLOCK.finditer(text_of("docs/measurements.md"))]
+    places = [found["name"] for found in figures_of_speed.BLOCK.finditer(text_of("docs/research/measurements.md"))]
     assert len(places) == len(set(places))
     files = {file.stem for file in figures_of_speed.DATA.glob("*.json")}
     assert set(places) == files

@@ -21,8 +21,8 @@ spec.loader.exec_module(quick)
         ("fewshot_callbacks/__init__.py", None),
         ("tests/engine/test_ranks.py", ["tests/engine/test_ranks.py"]),
         ("tests/engine/oracles.py", ["tests/engine"]),
-        ("docs/files.md", ["tests/docs/test_code_blocks.py::test_blocks_run[docs/files.md]"]),
-        ("docs/literature.md", []),  # no block of code
+        ("docs/evaluate/files.md", ["tests/docs/test_code_blocks.py::test_blocks_run[docs/evaluate/files.md]"]),
+        ("docs/research/literature.md", []),  # no block of code
         ("fewshot_callbacks/engine/README.md", []),
         ("tests/engine/test_that_is_removed.py", []),
         ("Makefile", []),

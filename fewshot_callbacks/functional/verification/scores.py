@@ -24,7 +24,7 @@ _CALL = "trial_scores"
 def trial_scores(
     embeddings: Any, first: Any, second: Any, *, similarity: Similarity = "cosine"
 ) -> Float[Tensor, "trials"]:
-    """Return the exact scores of listed pairs of embeddings: those of `evaluate_retrieval` (docs/exactness.md).
+    """Return the exact scores of listed pairs of embeddings: those of `evaluate_retrieval` (docs/research/exactness.md).
 
     Args:
         embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.

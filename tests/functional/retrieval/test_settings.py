@@ -267,7 +267,7 @@ def test_an_unknown_setting_is_named_with_the_one_that_is_meant(call):
 
 
 def test_each_metric_has_its_row_and_its_sentence():
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics/index.md").read_text(encoding="utf-8")
     for metric in METRICS:
         rate = {"f": "0.001", "o": "0.1"}.get(metric.pattern[0], "0.95")
         key = metric.pattern.format(k="K", divisor="min", p=rate)
