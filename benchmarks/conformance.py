@@ -255,10 +255,10 @@ LIBRARIES = [
         "fewshot_callbacks", "fewshot-callbacks", ask_ours, ("labels", "ids", "chunks", "one set"),
         {
             "ties": (("mean over orders",), "docs/metrics/index.md, Equal scores: the mean over their orders"),
-            "no_match": (("left out",), "docs/metrics/index.md, Queries without a match: left out, and counted in the report"),
+            "no_match": (("left out",), "docs/metrics/index.md, Queries without a match: left out and counted"),
             "repeated_ids": (("counted once",), "the first item of each id counts"),
             "large_k": (("over k",), "docs/metrics/index.md: relevant items among the first K, over K"),
-            "near_ties": (("exact scores",), "docs/research/exactness.md: a score is the true value, rounded once to float64"),
+            "near_ties": (("exact scores",), "docs/research/exactness.md: a score is the true value, rounded once"),
         },
         "`evaluate_retrieval`; `RetrievalEvaluation` for chunks",
     ),

@@ -2,10 +2,10 @@
 
     python benchmarks/feasibility.py
 
-It prints the figures of docs/research/feasibility.md that need no long run: the floating-point operations of J of one batch, by a
-formula and counted while it runs, its time beside that of the scatter matrices of d x d, the operations and the memory of
-two evaluations, what the whole matrix of similarities takes if it is sorted at once (measured, per pair), and what a T4
-and its link would need at their peak rates. Runs of the two evaluations: benchmarks/retrieval.py.
+It prints the figures of docs/research/feasibility.md that need no long run: the floating-point operations of J of one
+batch, by a formula and counted while it runs, its time beside that of the scatter matrices of d x d, the operations and
+the memory of two evaluations, what the whole matrix of similarities takes if it is sorted at once (measured, per pair),
+and what a T4 and its link would need at their peak rates. Runs of the two evaluations: benchmarks/retrieval.py.
 """
 
 from __future__ import annotations

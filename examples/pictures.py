@@ -1,8 +1,8 @@
 """Train on the glyphs for two epochs and log pictures: which queries fail, a map of the embedding, score plots.
 
 Run it as it is:    python examples/pictures.py
-It needs about a minute on a laptop and writes PNG files to runs/pictures/. With `--docs docs/images` it also makes the pictures of
-docs/callbacks/pictures.md.
+It needs about a minute on a laptop and writes PNG files to runs/pictures/. With `--docs docs/images` it also makes the
+pictures of docs/callbacks/pictures.md.
 """
 
 import argparse

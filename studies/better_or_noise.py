@@ -18,7 +18,7 @@ It writes to runs/better_or_noise (--output):
     tables.md            every number
     figures.json         what the figure is drawn from
 
-The tables of docs/research/intervals.md have the lowest and the highest value over both data sets, both metrics and both sizes:
+The tables of docs/research/intervals.md have the lowest and the highest value over both data sets, metrics and sizes:
 
     python studies/better_or_noise.py --summary docs/figures/data/better_or_noise*.json
 """

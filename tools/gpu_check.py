@@ -511,7 +511,7 @@ def _multiple(row: dict[str, Any]) -> float | None:
 
 
 def tables(out: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return what was found as docs/research/measurements.md shows it: name of a table -> its records (benchmarks/_results.py)."""
+    """Return the tables of docs/research/measurements.md: name of a table -> its records (benchmarks/_results.py)."""
     about = {"command": "make gpu", "machine": out["machine"]}
     found = {}
     times = out.get("times", ())

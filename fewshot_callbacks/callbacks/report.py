@@ -27,8 +27,8 @@ class ReportWriter(PictureCallback):
     """Writes each set that a `RetrievalMonitor` has evaluated as one HTML file, as `fewshot report` does.
 
     The file holds the metrics, an adjustable threshold, the weakest classes, failed queries, suspects and near
-    duplicates; see docs/evaluate/report.md. Pictures are read from the data set if item i of the loader is its item i; otherwise
-    there are none. With several processes, the embeddings are gathered and the first process writes. Multi-label
+    duplicates; see docs/evaluate/report.md. Pictures are read from the data set if item i of the loader is its item i;
+    otherwise there are none. With several processes, the embeddings are gathered and the first process writes. Multi-label
     targets and an evaluation with `max_queries` get a warning instead of a report. Nothing is written in the sanity
     check, and an error never ends the run.
 

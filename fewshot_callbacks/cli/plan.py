@@ -33,7 +33,8 @@ from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
 
-# The time of an evaluation of one set, in matrix products of all pairs, from easy sets to hard ones: docs/research/measurements.md.
+# The time of an evaluation of one set, in matrix products of all pairs, from easy sets to hard ones:
+# docs/research/measurements.md.
 USUAL_RATIOS = (0.4, 2.0)
 # A gallery in files is read to check rows, to score relevant pairs, to compare all pairs in bytes, and perhaps once more.
 READS = 5

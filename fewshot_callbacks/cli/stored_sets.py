@@ -1,4 +1,4 @@
-"""Reads the queries and the gallery of files of embeddings. `docs/evaluate/files.md` has the table of the names of their arrays."""
+"""Reads the queries and the gallery of files of embeddings; docs/evaluate/files.md lists the names of their arrays."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ from fewshot_callbacks.system.words import counted
 
 # Where vectors differ by less than this share of their length, only float32's rounding is left of them.
 ROUNDING = 1e-6
-# Ranks below this are a collapse: on the glyphs of docs/research/embedding_health_study.md all networks that collapsed had fewer in
-# the end, and no other had.
+# Ranks below this are a collapse: on the glyphs of docs/research/embedding_health_study.md all networks that collapsed
+# had fewer in the end, and no other had.
 FEWEST_DIRECTIONS = 5
 # An embedding of fewer dimensions or items is not judged.
 FEWEST_TO_JUDGE = 50

@@ -326,9 +326,9 @@ def near_duplicates(
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
 
-    *Collective*. The result is exact in the sense of docs/research/exactness.md, and no matrix of all similarities is made: products
-    of low precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores decide the rest. Within
-    one set, each pair is multiplied once.
+    *Collective*. The result is exact in the sense of docs/research/exactness.md, and no matrix of all similarities is
+    made: products of low precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores
+    decide the rest. Within one set, each pair is multiplied once.
 
     Args:
         queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.

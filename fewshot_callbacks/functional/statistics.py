@@ -19,10 +19,10 @@ perfect. These intervals are used instead, here and in every report:
 - A mean of values without bounds, such as a loss over seeds, has Student's t interval.
 
 Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often each of these
-intervals contains the true value; docs/research/measurements.md has the figures. A mean over queries is short of its confidence
-where few classes hold most of the queries and differ from the others: with sizes of 5 to 1,000 queries (Pareto, 1.1)
-that decide how difficult a class is, 95 % intervals of 10 classes hold the true mean in 71 to 86 % of the sets, and those
-of 40 classes in 81 to 88 % (`--long-tailed`); those of the mean over classes do in 95 to 96 %.
+intervals contains the true value; docs/research/measurements.md has the figures. A mean over queries is short of its
+confidence where few classes hold most of the queries and differ from the others: with sizes of 5 to 1,000 queries
+(Pareto, 1.1) that decide how difficult a class is, 95 % intervals of 10 classes hold the true mean in 71 to 86 % of the
+sets, and those of 40 classes in 81 to 88 % (`--long-tailed`); those of the mean over classes do in 95 to 96 %.
 """
 
 from __future__ import annotations

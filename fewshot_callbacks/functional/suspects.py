@@ -141,11 +141,11 @@ def suspects(
     in a collapsed embedding, the result depends on the order of the items: its `unlisted_ties` and `items_with_ties` count
     such ties.
 
-    A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is multinomial
-    with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without training a
-    model to predict", ICML 2022, use labels of neighbours in an embedding as evidence. docs/evaluate/data_quality.md compares with
-    cleanlab how many wrong labels are found. The function sees nothing but the embedding: an embedding that was trained on
-    wrong labels may hide them.
+    A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is
+    multinomial with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without
+    training a model to predict", ICML 2022, use labels of neighbours in an embedding as evidence.
+    docs/evaluate/data_quality.md compares with cleanlab how many wrong labels are found. The function sees nothing but
+    the embedding: an embedding that was trained on wrong labels may hide them.
 
     Args:
         embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1. `Shards` bring
