@@ -1,5 +1,4 @@
-"""The table of a benchmark: printed as Markdown row by row, and kept as JSON. docs/research/measurements.md is
-written from the JSON.
+"""The table of a benchmark: printed as Markdown row by row, and kept as JSON for docs/research/measurements.md.
 
 >>> print(markdown((Column("items"), Column("seconds", ".1f")), [["31,730", (2.41, 2.38, 2.5)], ["8,000", None]]))
 | items | seconds |
