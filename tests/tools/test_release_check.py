@@ -11,6 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import fewshot_callbacks
 from tests.scripts import ROOT, imported_script
 
 if not (ROOT / ".git").exists():
@@ -19,6 +20,9 @@ if not (ROOT / ".git").exists():
 ACCOUNT = "ada-l"
 ADDRESS = f"https://github.com/{ACCOUNT}/fewshot_callbacks"
 SITE = f"https://{ACCOUNT}.github.io/fewshot_callbacks/"
+VERSION = fewshot_callbacks.__version__
+MINOR = VERSION.rpartition(".")[0]
+DATE = re.search(r"(?m)^date-released: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"))[1]
 FILLED = {
     ".github/ISSUE_TEMPLATE/config.yml",
     "CITATION.cff",
@@ -158,14 +162,14 @@ def test_a_file_without_the_address_is_named(ready, check, file):
     ("file", "old", "new"),
     [
         ("CHANGELOG.md", "## [Unreleased]\n", "## [Unreleased]\n\n- A change.\n"),
-        ("CHANGELOG.md", "## [0.2.0]", "## [0.3.0]"),
-        ("CHANGELOG.md", "2026-11-26", "2026-11-27"),
-        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0"),
+        ("CHANGELOG.md", f"## [{VERSION}]", "## [99.0]"),
+        ("CHANGELOG.md", DATE, "2020-01-01"),
+        ("CITATION.cff", f"version: {VERSION}", "version: 99.0"),
         ("CITATION.cff", "license: Apache-2.0", "license: MIT"),
-        ("CONTRIBUTING.md", "git tag v0.2.0", "git tag v0.1.0"),
-        ("SECURITY.md", "| 0.2 | yes |", "| 0.2 | no |"),
-        ("docs/start/install.md", "fewshot_callbacks-0.2.0", "fewshot_callbacks-0.1.0"),
-        ("fewshot_callbacks/__init__.py", '"0.2.0"', '"0.2.1"'),
+        ("CONTRIBUTING.md", f"git tag v{VERSION}", "git tag v99.0"),
+        ("SECURITY.md", f"| {MINOR} | yes |", f"| {MINOR} | no |"),
+        ("docs/start/install.md", f"fewshot_callbacks-{VERSION}", "fewshot_callbacks-99.0"),
+        ("fewshot_callbacks/__init__.py", f'"{VERSION}"', '"99.0"'),
         ("pyproject.toml", 'license-files = ["LICENSE"]\n', ""),
         (".github/workflows/release.yml", "      name: release\n", "      name: other\n"),
         (".github/workflows/release.yml", "id-token: write", "id-token: none"),
@@ -184,8 +188,8 @@ def test_each_missing_piece_is_found(ready, check, file, old, new):
         (ready / file).write_text(text.replace(old, new), encoding="utf-8")
     problems = check.text_problems(ready)
     assert problems
-    named = {"fewshot_callbacks/__init__.py": "CHANGELOG.md"}.get(file, file)
-    assert any(named in problem or "CITATION.cff" in problem for problem in problems)
+    named = {DATE: "CITATION.cff", f'"{VERSION}"': "CHANGELOG.md"}.get(old, file)
+    assert all(named in problem for problem in problems)
 
 
 def test_a_wheel_that_cannot_be_built_or_lacks_metadata_is_found(whole_repository, check, monkeypatch):
@@ -217,7 +221,7 @@ def test_what_is_not_the_address_of_a_repository_is_refused(repository, check, a
 
 
 def test_the_recipe_has_the_dependencies_of_the_package(ready, check, conda, tmp_path):
-    archive = tmp_path / "v0.2.0.tar.gz"
+    archive = tmp_path / "archive.tar.gz"
     archive.write_bytes(b"the files of the tag")
     recipe = yaml.safe_load(conda.recipe(ready, archive))
     assert recipe["source"]["sha256"] == hashlib.sha256(b"the files of the tag").hexdigest()
