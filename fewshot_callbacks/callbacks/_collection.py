@@ -428,7 +428,9 @@ class Collection:
         for rank, (number, lengths_here) in enumerate(by_rank):
             for loader, lengths in lengths_here.items():
                 expected = lengths_of_first[number].get(loader, lengths)
-                if len(lengths) == len(expected) and torch.allclose(lengths, expected, LARGEST_DIFFERENCE, equal_nan=True):
+                if len(lengths) == len(expected) and torch.allclose(
+                    lengths, expected, LARGEST_DIFFERENCE, equal_nan=True
+                ):
                     continue
                 self._errors.by_loader[loader] = UsageError(
                     f"{self.reader.owner}: process {rank} has other embeddings of the first batch of loader {loader} than "

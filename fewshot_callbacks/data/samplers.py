@@ -161,7 +161,9 @@ class EpisodicBatchSampler(SeededBatchSampler):
         epoch: int = 0,
         sampler: Sampler[int] | Iterable[int] | None = None,
     ) -> None:
-        super().__init__(labels, class_names, seed, epoch, sampler, ways=ways, shots=shots, queries=queries, episodes=episodes)
+        super().__init__(
+            labels, class_names, seed, epoch, sampler, ways=ways, shots=shots, queries=queries, episodes=episodes
+        )
         check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
             raise InputError(
@@ -319,7 +321,9 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
     ) -> None:
         check_batch_sizes(classes_per_batch=classes_per_batch, items_per_class=items_per_class)
         # An episode of P ways with one support image and K - 1 queries has P classes of K items.
-        super().__init__(labels, class_names, seed, epoch, sampler, ways=classes_per_batch, shots=1, queries=items_per_class - 1)
+        super().__init__(
+            labels, class_names, seed, epoch, sampler, ways=classes_per_batch, shots=1, queries=items_per_class - 1
+        )
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
         if batches is None:
             batches = max(1, len(self.labels) // (classes_per_batch * items_per_class))

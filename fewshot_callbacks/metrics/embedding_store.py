@@ -307,9 +307,7 @@ class EmbeddingStore:
         )
 
     @default_mode()
-    def gather(
-        self, dataset_size: int | None = None, part: tuple[int, int] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def gather(self, dataset_size: int | None = None, part: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
         """Gather the items of all processes on every rank, in the order of the data set. *Collective*.
 
         Args:

@@ -1,190 +1,219 @@
-"""Jobs of real processes (see `tests.gloo_processes`): fits and validations of sharded modules."""
+"""Jobs of real processes (see `tests.gloo_processes`): fits and validations of sharded and tensor-parallel modules."""
 
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader
 
 from fewshot_callbacks import (
     DiscriminantRatioMonitor,
     EmbeddingHealthMonitor,
+    EmbeddingModule,
     EmbeddingSource,
     GeneralizationGapMonitor,
     KnnMonitor,
     ProbeMonitor,
+    SoftAveragePrecisionLoss,
     TrainingDynamicsMonitor,
 )
+from fewshot_callbacks.data import ClassBalancedBatchSampler
+from fewshot_callbacks.functional import evaluate_retrieval
 from tests.callbacks.bank_jobs import part
-from tests.callbacks.models import CLASSES, FEATURES, SHOTS, EveryBatch, Net, episodes, items, loader, retrieval, trainer
+from tests.callbacks.models import (
+    CLASSES,
+    FEATURES,
+    SHOTS,
+    EveryBatch,
+    Net,
+    items,
+    loader,
+    protonet,
+    retrieval,
+    trainer,
+)
+from tests.messages import missing_facts
 
-DIM, QUERIES, BANK_ITEMS = 6, 25, 41
-SOURCE = EmbeddingSource("encoder", labels=1)
+DIM = 6
+TRAINING, VALIDATION = items(per_class=8, seed=1), part(items(per_class=8, seed=2), 25)
+BANK = part(TRAINING, 41)
 
 
-class Large(Net):
-    """A module whose encoder is divided as the test says; undivided, it has the same weights."""
+def encoder() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, DIM))
 
+
+def shard(net: LightningModule) -> None:
+    """The outermost module has weights of its own, which FSDP2 leaves whole after a forward pass."""
+    for name in ("encoder", "backbone", "classifier"):
+        if hasattr(net, name):
+            fully_shard(getattr(net, name), mesh=net.device_mesh["data_parallel"])
+
+
+def tensor_parallel(**plan: ParallelStyle) -> Callable[[LightningModule], None]:
+    def divide(net: LightningModule) -> None:
+        divided = net.encoder if hasattr(net, "encoder") else net.backbone
+        parallelize_module(divided, net.device_mesh["tensor_parallel"], {name[1:]: how for name, how in plan.items()})
+
+    return divide
+
+
+DIVISIONS = {
+    "sharded": shard,
+    "tensor parallel": tensor_parallel(_0=ColwiseParallel(), _2=RowwiseParallel()),
+    "DTensor": tensor_parallel(_2=ColwiseParallel(use_local_output=False)),
+    "part": tensor_parallel(_2=ColwiseParallel()),
+}
+
+
+class Divided:
+    """A mixin: the strategy of the Trainer says how the weights are divided."""
+
+    division = ""
+
+    def configure_model(self) -> None:
+        if self.division:
+            DIVISIONS[self.division](self)
+        self.division = ""
+
+
+class Large(Divided, Net):
     shots = SHOTS
 
-    def __init__(self, divide: Any = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
         self.frozen = nn.Identity()
-        self.encoder = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, DIM))
+        self.encoder = encoder()
         self.classifier = nn.Linear(DIM, CLASSES)
-        self.divide = divide
 
     def forward(self, points: Tensor) -> Tensor:
         return self.encoder(points)
 
-    def configure_model(self) -> None:
-        if self.divide is not None:
-            divide, self.divide = self.divide, None
-            divide(self)
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        # Lightning 2.6.6 cannot resume from one file without a state of the optimiser.
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
 
 
-def shard_whole(net: Large) -> None:
-    mesh = net.device_mesh["data_parallel"]
-    fully_shard(net.encoder, mesh=mesh)
-    fully_shard(net.classifier, mesh=mesh)
+class LargeEmbedding(Divided, EmbeddingModule):
+    pass
 
 
-def shard_layers(net: Large) -> None:
-    mesh = net.device_mesh["data_parallel"]
-    for layer in (net.encoder[0], net.encoder[2]):
-        fully_shard(layer, mesh=mesh)
-    shard_whole(net)
+class LargeProto(Divided, type(protonet())):
+    pass
 
 
-def tensor_parallel(last: Any) -> Any:
-    def divide(net: Large) -> None:
-        mesh = net.device_mesh["tensor_parallel"]
-        parallelize_module(net.encoder, mesh, {"0": ColwiseParallel(), "2": last} if isinstance(last, RowwiseParallel) else {"2": last})
-    return divide
+def run_of(name: str, *callbacks: Any, whole_file: bool = False, **settings: Any) -> Any:
+    sizes = {"data_parallel_size": 2, "tensor_parallel_size": 1}
+    if name not in ("ddp", "sharded"):
+        sizes = {"data_parallel_size": 1, "tensor_parallel_size": 2}
+    strategy = "ddp" if name == "ddp" else ModelParallelStrategy(**sizes, save_distributed_checkpoint=not whole_file)
+    devices = torch.distributed.get_world_size()
+    return trainer(*callbacks, strategy=strategy, devices=devices, num_nodes=1, **settings)
 
 
-SHARDED = {"sharded whole": shard_whole, "sharded layers": shard_layers}
-PARALLEL = {
-    "tensor parallel": tensor_parallel(RowwiseParallel()),
-    "tensor parallel, DTensor": tensor_parallel(ColwiseParallel(use_local_output=False)),
-    "tensor parallel, part": tensor_parallel(ColwiseParallel()),
-}
-
-
-def strategy(name: str) -> Any:
-    if name in SHARDED:
-        return ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-    if name in PARALLEL:
-        return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
-    return "ddp"
-
-
-def run_of(name: str, *callbacks: Any, **settings: Any) -> Any:
-    settings = {"strategy": strategy(name), "devices": torch.distributed.get_world_size(), "num_nodes": 1} | settings
-    return trainer(*callbacks, **settings)
-
-
-def monitors() -> list[Any]:
-    bank = part(items(per_class=8, seed=1), BANK_ITEMS)
-    embed = EmbeddingSource("encoder", labels=1)
-    return [
-        retrieval(source=embed),
-        DiscriminantRatioMonitor(source=embed),
-        EmbeddingHealthMonitor(source=embed, every_n_steps=1, k=2),
-        KnnMonitor((1, 5), bank, source=embed),
-        ProbeMonitor(bank, source=embed),
-        GeneralizationGapMonitor(bank=bank, classes=None, label_groups=2, max_share=None, source=embed),
-    ]
+def divided(net: Any, name: str) -> Any:
+    net.division = "" if name == "ddp" else name
+    return net
 
 
 def logged(run: Any) -> dict[str, float]:
     return {key: float(value) for key, value in run.callback_metrics.items() if key != "gap/share_of_time"}
 
 
-def validate(name: str) -> dict[str, Any]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run = run_of(name, *monitors())
-        net = Large((SHARDED | PARALLEL).get(name))
-        try:
-            run.validate(net, loader(part(items(per_class=8, seed=2), QUERIES), batch_size=6), verbose=False)
-        except Exception as error:
-            import traceback
-            return {"error": f"{type(error).__name__}: {error}", "tb": traceback.format_exc()}
-    return {"said": [str(w.message) for w in caught]} | logged(run)
+def monitors() -> list[Any]:
+    source = EmbeddingSource("encoder", labels=1)
+    return [
+        retrieval(source=source),
+        DiscriminantRatioMonitor(source=source),
+        EmbeddingHealthMonitor(source=source, every_n_steps=1, k=2),
+        KnnMonitor((1, 5), BANK, source=source),
+        ProbeMonitor(BANK, source=source),
+        GeneralizationGapMonitor(bank=BANK, classes=None, label_groups=2, max_share=None, source=source),
+    ]
 
 
-def weights(net: Any) -> dict[str, Tensor]:
-    return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for n, p in net.named_parameters()}
+def validate(name: str) -> dict[str, float]:
+    run = run_of(name, *monitors())
+    run.validate(divided(Large(), name), loader(VALIDATION, batch_size=6), verbose=False)
+    return logged(run)
 
 
-def fit(name: str, *callbacks: Any, data: Any = None) -> dict[str, Any]:
+def refusal(name: str) -> str:
+    """What a monitor says of embeddings that are parts."""
+    try:
+        run_of(name, retrieval()).validate(divided(Large(), name), loader(VALIDATION), verbose=False)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def weights_of(net: nn.Module) -> list[Tensor]:
+    return [(w.full_tensor() if hasattr(w, "full_tensor") else w).detach().clone() for w in net.parameters()]
+
+
+def fit(name: str, *callbacks: Any) -> dict[str, Any]:
+    """Weights, losses and what was logged."""
     torch.manual_seed(5)
-    batches = EveryBatch()
+    batches, net = EveryBatch(), divided(Large(), name)
     run = run_of(name, *callbacks, batches, max_epochs=2, val_check_interval=2, num_sanity_val_steps=1)
-    net = Large((SHARDED | PARALLEL).get(name))
-    data = loader(items(per_class=8, seed=1), batch_size=12) if data is None else data
-    run.fit(net, data, loader(part(items(per_class=8, seed=2), QUERIES), batch_size=6))
-    return {"weights": weights(net), "logged": logged(run), "losses": [float(b["loss"]) for b in batches.outputs], "J": batches.logged}
+    run.fit(net, loader(TRAINING, batch_size=12), loader(VALIDATION, batch_size=6))
+    losses = [float(step["loss"]) for step in batches.outputs]
+    return {"weights": weights_of(net), "losses": losses, "J": batches.logged, "logged": logged(run)}
 
 
-def of_protonet(name: str) -> Any:
-    from fewshot_callbacks import EmbeddingModule, SoftAveragePrecisionLoss
-    from fewshot_callbacks.data import EpisodicBatchSampler, ClassBalancedBatchSampler
-    from torch.utils.data import DataLoader
-    from fewshot_callbacks.protonet import ProtoNet
-    out = {}
-    for kind in ("proto", "embedding", "pieces"):
-        torch.manual_seed(1)
-        backbone = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, DIM))
-        base = ProtoNet if kind == "proto" else EmbeddingModule
-        class Divided(base):
-            def configure_model(self):
-                divide = (SHARDED | PARALLEL).get(name)
-                if divide is not None and not getattr(self, "done", False):
-                    self.done = True
-                    class N: encoder = self.backbone; classifier = nn.Linear(2, 2); device_mesh = self.device_mesh
-                    divide(N)
-        opt = lambda p: torch.optim.SGD(p, lr=0.1)
-        if kind == "proto":
-            from fewshot_callbacks.data import EpisodicBatchSampler
-            net = Divided(backbone, shots=SHOTS, learning_rate=0.02, evaluation={"ways": 3, "shots": 1, "queries": 2, "episodes": 50})
-            data = episodes(4)
-        else:
-            net = Divided(backbone, SoftAveragePrecisionLoss(), micro_batch=3 if kind == "pieces" else None, optimizer=opt)
-            d = items(per_class=8, seed=1)
-            data = DataLoader(d, batch_sampler=ClassBalancedBatchSampler(d.tensors[1], classes_per_batch=4, items_per_class=3))
-        run = run_of(name, max_epochs=2)
-        try:
-            run.fit(net, data, loader(part(items(per_class=8, seed=2), QUERIES), batch_size=6))
-        except Exception:
-            import traceback
-            out[kind] = traceback.format_exc(); continue
-        out[kind] = weights(net), logged(run)
-    return out
+def dynamics() -> TrainingDynamicsMonitor:
+    return TrainingDynamicsMonitor(every_n_steps=1, file=None, source=EmbeddingSource(embed="encoder", labels=1))
+
+
+def few_fits(name: str) -> dict[str, Any]:
+    """Fits with and without the monitor that embeds before and after each step."""
+    return {"plain": fit(name), "watched": fit(name, retrieval(source="encoder"), dynamics())}
+
+
+def of_own_modules(name: str) -> dict[str, Any]:
+    """An `EmbeddingModule` after some steps, and the accuracy of a `ProtoNet`."""
+    loss = SoftAveragePrecisionLoss()
+    net = divided(LargeEmbedding(encoder(), loss, optimizer=lambda w: torch.optim.SGD(w, lr=1e-3)), name)
+    sampler = ClassBalancedBatchSampler(TRAINING.tensors[1], classes_per_batch=4, items_per_class=3)
+    run = run_of(name, max_epochs=1)
+    run.fit(net, DataLoader(TRAINING, batch_sampler=sampler))
+    torch.manual_seed(0)
+    evaluation = {"ways": 3, "shots": 1, "queries": 2, "episodes": 50}
+    proto = divided(LargeProto(encoder(), shots=1, evaluation=evaluation), name)
+    scored = run_of(name)
+    scored.validate(proto, loader(VALIDATION, batch_size=6), verbose=False)
+    return {"weights": weights_of(net), "loss": float(run.callback_metrics["train/loss"])} | {"proto": logged(scored)}
+
+
+def functions_refuse() -> bool:
+    """Whether a function refuses a DTensor, of which each process has a part."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    points, labels = VALIDATION.tensors
+    embeddings = distribute_tensor(points, init_device_mesh("cpu", (2,)), [Shard(1)])
+    try:
+        evaluate_retrieval(embeddings, labels)
+    except ValueError as error:
+        return not missing_facts(str(error), ("queries", "DTensor", "queries.full_tensor()"))
+    return False
 
 
 def answers(rank: int, folder: Path) -> dict[str, Any]:
-    count = torch.distributed.get_world_size()
-    if count == 1:
-        return {"ddp": validate("ddp"), "proto": of_protonet("ddp")}
-    seen = {name: {"validate": validate(name)} for name in ("ddp", *SHARDED, *PARALLEL)}
-    for name in ("ddp", *SHARDED, "tensor parallel"):
-        seen[name]["plain"] = fit(name)
-        seen[name]["proto"] = of_protonet(name)
-        try:
-            seen[name]["monitors"] = fit(name, *monitors())
-            dynamics = TrainingDynamicsMonitor(every_n_steps=1, file=None, source=EmbeddingSource(embed="encoder", labels=1))
-            seen[name]["dynamics"] = fit(name, dynamics)
-            seen[name]["history"] = dynamics.history.to_dict()
-        except Exception as error:
-            import traceback
-            seen[name]["error"] = traceback.format_exc()
-    return seen
+    """What this process has seen."""
+    if torch.distributed.get_world_size() == 1:
+        return {"validate": validate("ddp"), "own": of_own_modules("ddp")}
+    return {
+        "validate": {name: validate(name) for name in ("sharded", "DTensor")},
+        "part": refusal("part"),
+        "fits": {"sharded": few_fits("sharded")},
+        "own": {"tensor parallel": of_own_modules("tensor parallel")},
+        "functions refuse": functions_refuse(),
+    }
