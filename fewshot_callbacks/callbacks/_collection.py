@@ -415,10 +415,10 @@ class Collection:
     # --------------------------------------------------------------------------------------------- the end of a validation
 
     def compare_replicas(self) -> None:
-        """Store an error for loaders of which processes of one tensor-parallel group had other embeddings, once. *Collective*.
+        """Store an error for loaders whose embeddings differ within a tensor-parallel group, once. *Collective*.
 
-        Only the embeddings of one of these processes are counted. If another one has others, they are parts of the
-        embeddings, or those of other items.
+        Only the embeddings of one process of the group are counted. If another process has different ones, each has a part
+        of the dimensions, or the processes see different items.
         """
         if self._has_compared or self.replica.replicas == process_count():
             return

@@ -166,8 +166,8 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
         )
     if hasattr(tensor, "full_tensor"):
         raise InputError(
-            f"{call}: {name} is a DTensor, and this process has only a part of it. Call {name}.full_tensor() in all processes "
-            "of its mesh, and pass the result."
+            f"{call}: {name} is a DTensor, and this process has only a part of it. Call {name}.full_tensor() in all "
+            "processes of its mesh, and pass the result."
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")

@@ -39,8 +39,8 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
     """Make forward passes as in a training step, without side effects.
 
     Submodules stay in the modes that they are in, and no gradient is taken. Afterwards the buffers (running statistics)
-    and the random states are what they were, to the last bit. The weights of sharded modules are divided again. Inside, the random states start from `seed`: two blocks
-    with one seed draw the same dropout.
+    and the random states are what they were, to the last bit, and the weights of sharded modules are divided again.
+    Inside, the random states start from `seed`: two blocks with one seed draw the same dropout.
     """
     buffers = [
         (submodule._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
