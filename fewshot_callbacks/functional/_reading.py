@@ -154,7 +154,7 @@ def _as_array(value: Any) -> Any:
 
 
 def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
-    """Refuse a tensor on the meta device, which holds no values, and a tensor that is not dense.
+    """Refuse a tensor on the meta device, which has no values, a tensor that is not dense, and a DTensor.
 
     Raises:
         ValueError: With what to pass instead.
@@ -163,6 +163,11 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
         raise InputError(
             f"{call}: {name} is a meta tensor, which has a shape but no values. Pass one that was computed on the CPU or "
             "an accelerator."
+        )
+    if hasattr(tensor, "full_tensor"):
+        raise InputError(
+            f"{call}: {name} is a DTensor, and this process has only a part of it. Call {name}.full_tensor() in all "
+            "processes of its mesh, and pass the result."
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
