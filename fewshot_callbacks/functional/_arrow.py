@@ -33,17 +33,17 @@ def without_arrow(value: Any, name: str, call: str) -> Any:
         ValueError: A row or a number is null, lists have different lengths, or lists contain anything but numbers.
         ModuleNotFoundError: pyarrow is not installed, and the value cannot be read without it.
     """
-    source = _exporter_of(value)
-    if source is None:
+    if not is_arrow(value):
         return value
+    source = value if _is_exporter(value) else value.source.with_format("arrow")[value.column_name]
     column = _imported(source, name, call)
     if column is None:
         return value
     kind = plain_type(column.type)
     if is_list(kind) and number_type(kind) is None:
         raise InputError(
-            f"{call}: {name} is a column of {kind}, and only lists of numbers are vectors. Pass one list of numbers for each "
-            "item."
+            f"{call}: {name} is a column of {kind}, and only lists of numbers are vectors. Pass one list of numbers for "
+            "each item."
         )
     if is_list(kind):
         return _vectors(column, name, call)
@@ -56,22 +56,23 @@ def without_arrow(value: Any, name: str, call: str) -> Any:
 
 
 def is_arrow(value: Any) -> bool:
-    """Return whether a value is a column that exports Arrow's C interface, and not an array of NumPy's numbers."""
-    return _exporter_of(value) is not None
-
-
-def _exporter_of(value: Any) -> Any | None:
-    """Return what exports a column by Arrow's C interface; None for values that NumPy or PyTorch read."""
+    """Return whether a value is a column that Arrow's C interface exports, and not an array of NumPy's numbers."""
     if isinstance(value, Tensor | np.ndarray | list | tuple):
-        return None
-    if hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):
-        dtype = getattr(value, "dtype", None)
-        return None if isinstance(dtype, np.dtype) and not dtype.hasobject else value
-    # A column of a Hugging Face data set is exported by its data set. One with a transform has other values than the files.
-    source = getattr(value, "source", None)
-    if not hasattr(source, "with_format") or source.format["type"] == "custom":
-        return None
-    return source.with_format("arrow")[value.column_name]
+        return False
+    if not _is_exporter(value):
+        return _is_of_data_set(value)
+    dtype = getattr(value, "dtype", None)
+    return not isinstance(dtype, np.dtype) or dtype.hasobject
+
+
+def _is_exporter(value: Any) -> bool:
+    return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
+
+
+def _is_of_data_set(value: Any) -> bool:
+    """Return whether a value is a column of a Hugging Face data set; with a transform it has other values than the set."""
+    source: Any = getattr(value, "source", None)
+    return hasattr(source, "with_format") and hasattr(value, "column_name") and source.format["type"] != "custom"
 
 
 def _imported(source: Any, name: str, call: str) -> Any | None:

@@ -104,15 +104,21 @@ def tensor_code(name: str, value: Any) -> str:
         return name
     if isinstance(value, list | tuple) and len(value) and all(isinstance(row, Tensor) for row in value):
         return f"torch.stack({name})"
-    if is_arrow(value):
-        return f"torch.tensor({name}.to_pylist())" if hasattr(value, "to_pylist") else f"torch.tensor(np.stack({name}))"
-    if is_of_other_library(value):
+    if is_of_other_library(value) and not is_arrow(value):
         return f"torch.from_dlpack({name})"
     if isinstance(value, list | tuple) and len(value) and isinstance(value[0], np.ndarray):
         return f"torch.as_tensor(np.stack({name}))"
     if isinstance(value, np.ndarray | list | tuple):
         return f"torch.as_tensor({name})"
-    return f"torch.tensor(np.asarray({name}))" if hasattr(value, "__array__") else f"torch.as_tensor({name}[:])"
+    array_code = _array_code(name, value)
+    return f"torch.as_tensor({name}[:])" if array_code is None else f"torch.tensor({array_code})"
+
+
+def _array_code(name: str, value: Any) -> str | None:
+    """Return the code that makes a NumPy array of an array of another library; None if NumPy makes none."""
+    if is_arrow(value):
+        return f"np.array({name}.to_pylist())" if hasattr(value, "to_pylist") else f"np.stack({name})"
+    return f"np.asarray({name})" if hasattr(value, "__array__") else None
 
 
 def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
