@@ -100,8 +100,8 @@ def _has_rows(array: NDArray[Any]) -> bool:
 
 def _chunks(column: Any) -> list[Any]:
     """Return the chunks with rows; a chunk without rows if there are none."""
-    empty = import_module("pyarrow").array([], storage_type(column.type))
-    return [chunk for chunk in column.chunks if len(chunk)] or [empty]
+    without_rows = import_module("pyarrow").nulls(0, storage_type(column.type))
+    return [chunk for chunk in column.chunks if len(chunk)] or [without_rows]
 
 
 def _vectors(column: Any, name: str, call: str) -> NDArray[Any]:

@@ -85,8 +85,6 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
 
 def as_list(ids: Any) -> list[Any]:
     """Return ids as Python's strings and integers, which are equal if they are written alike."""
-    if not hasattr(ids, "tolist") and is_arrow(ids):
-        ids = np.asarray(without_arrow(ids, "the column of ids", "evaluate_retrieval"))
     values: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return [name.item() if hasattr(name, "item") and np.ndim(name) == 0 else name for name in values]
 

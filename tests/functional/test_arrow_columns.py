@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fewshot_callbacks import InputError, evaluate_retrieval, functional
-from fewshot_callbacks.functional import Relevance
 from fewshot_callbacks.functional._reading import as_tensor
 from fewshot_callbacks.functional.item_reader import TAKES
+from fewshot_callbacks.functional.movement import embedding_movement
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation
 from tests.functional.calls import CALLS_WITH_LABELS
 from tests.functional.test_capabilities import GALLERY, QUERIES, arguments, call, comparable
@@ -146,23 +146,19 @@ def of_moments(rows, labels):
 def of_store(rows, labels):
     store = EmbeddingStore()
     store.append(rows, labels)
-    gathered = store.gather()
-    return gathered.embeddings.tolist(), gathered.labels.tolist()
+    return [column.tolist() for column in store.gather()]
 
 
 OTHER_CALLS = {
     "variance_ratio": functional.variance_ratio,
     "discriminant_ratio": functional.discriminant_ratio,
     "trial_scores": lambda rows, labels: functional.trial_scores(rows, [0, 1], [4, 6]),
-    "embedding_movement": lambda rows, labels: functional.embedding_movement(rows, rows),
+    "embedding_movement": lambda rows, labels: embedding_movement(rows, rows),
     "training_dynamics": lambda rows, labels: functional.training_dynamics(rows, rows, labels, shots=2),
     "compression_costs": lambda rows, labels: {
         name: (variant.report.values, variant.bytes_per_item)
         for name, variant in functional.compression_costs(rows, labels, dims=[3], metrics="mAP").variants.items()
     },
-    "codes": lambda rows, labels: (
-        evaluate_retrieval(rows if isinstance(rows, np.ndarray) else rows, labels, similarity="euclidean").values
-    ),
     "RetrievalEvaluation": of_metric,
     "DiscriminantRatio": of_moments,
     "EmbeddingStore": of_store,
@@ -176,9 +172,10 @@ OTHER_CALLS = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_column_of_vectors_is_the_rows_that_it_contains(name, form):
     gallery = None if TAKES[name].one_set else GALLERY
-    known = comparable(call(name, arguments(name, QUERIES, gallery)))
-    sets = [given | {"rows": form(given["rows"])} for given in (QUERIES, GALLERY)[: 1 if gallery is None else 2]]
-    assert comparable(call(name, arguments(name, *sets))) == known
+    given = arguments(name, QUERIES, gallery)
+    known = comparable(call(name, given))
+    rows = {TAKES[name].argument(kind) for kind in ("queries", "gallery")} & given.keys()
+    assert comparable(call(name, given | {argument: form(given[argument]) for argument in rows})) == known
 
 
 @pytest.mark.parametrize("name", OTHER_CALLS)
@@ -196,7 +193,7 @@ def test_columns_keep_the_type_of_their_numbers(form, dtype):
     for memory_mb in (None, 0.001):
         expected = evaluate_retrieval(rows, LABELS, memory_mb=memory_mb)
         assert evaluate_retrieval(column, LABELS, memory_mb=memory_mb) == expected
-    costs = partial(functional.compression_costs, labels=LABELS, dims=[3], codes=(), metrics="mAP")
+    costs = partial(functional.compression_costs, query_labels=LABELS, dims=[3], codes=(), metrics="mAP")
     assert costs(column).bytes_per_item == costs(rows).bytes_per_item == 6 * rows.itemsize
 
 
@@ -292,12 +289,18 @@ REFUSED = {
 def test_what_is_no_column_of_vectors_is_refused_with_the_row(column, facts):
     with refused(InputError, "evaluate_retrieval", "queries", *facts):
         evaluate_retrieval(column, LABELS)
-    with refused(InputError, "RetrievalEvaluation", "embeddings"):
-        of_metric(column, np.arange(len(column)) if hasattr(column, "__len__") else LABELS)
-        pytest.skip("a store takes all numbers")  # and an evaluation of them is refused
+    with pytest.raises(InputError, match="RetrievalEvaluation"):
+        of_metric(column, np.zeros(len(column) if hasattr(column, "__len__") else 40, np.int64))
 
 
-@pytest.mark.parametrize("form", ["fixed-size list", "chunks", "polars array", "polars list", "pandas objects"])
+def test_nan_in_arrays_of_pandas_is_a_null():
+    rows = ROWS.copy()
+    rows[3, 2] = np.nan
+    with refused(InputError, "evaluate_retrieval", "queries", 3, "null", 2):
+        evaluate_retrieval(pandas_objects(rows), LABELS)
+
+
+@pytest.mark.parametrize("form", ["fixed-size list", "chunks", "polars array", "polars list", "pandas arrow"])
 def test_the_code_for_rows_with_nan_leaves_them_out(form):
     rows = ROWS.copy()
     rows[3] = np.nan
@@ -408,16 +411,6 @@ def test_targets_of_a_regression_may_be_lists(form):
     expected = functional.linear_probe(ROWS, targets, ROWS, targets)
     found = functional.linear_probe(ROWS, FORMS[form](targets), ROWS, FORMS[form](targets))
     assert comparable(found) == comparable(expected)
-
-
-@pytest.mark.parametrize(
-    "ids", [pa.array(WORDS[:4]), pa.chunked_array([WORDS[:4]]), Capsule(pa.array(WORDS[:4])), np.array(WORDS[:4])]
-)
-def test_judgements_may_name_items_by_a_column(ids):
-    judged = {"class 1": {"class 0": 1}}
-    assert str(Relevance.from_judgements(judged, ids, ids)) == str(
-        Relevance.from_judgements(judged, WORDS[:4], WORDS[:4])
-    )
 
 
 @pytest.mark.parametrize("wrap", [pa.array, Capsule, Stream], ids=["pyarrow", "capsule", "stream"])
