@@ -13,8 +13,9 @@ from fewshot_callbacks.functional._reading import as_tensor
 from fewshot_callbacks.functional.item_reader import TAKES
 from fewshot_callbacks.functional.movement import embedding_movement
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation
+from tests.cases import sampled_product
 from tests.functional.calls import CALLS_WITH_LABELS
-from tests.functional.test_capabilities import GALLERY, QUERIES, arguments, call, comparable
+from tests.functional.calls_of_sets import GALLERY, QUERIES, arguments, call, comparable
 from tests.integration_packages import integration
 from tests.messages import refused
 
@@ -110,25 +111,19 @@ def data_set(rows, order=slice(None)):
     return datasets.Dataset.from_dict({"embedding": rows[order].tolist()}, features=features)
 
 
-def data_set_rearranged(rows):
-    return data_set(rows, slice(None, None, -1)).select(range(len(rows) - 1, -1, -1))["embedding"]
-
-
 LIBRARIES = {
     "polars array": polars_array,
     "polars list": polars_list,
     "pandas arrow": pandas_arrow,
     "pandas objects": pandas_objects,
-    "data set": pytest.param(lambda rows: data_set(rows)["embedding"], marks=pytest.mark.slow),
-    "data set, rearranged": pytest.param(data_set_rearranged, marks=pytest.mark.slow),
-    "data set, arrow": pytest.param(
-        lambda rows: data_set(rows).with_format("arrow")["embedding"], marks=pytest.mark.slow
-    ),
-    "data set, torch": pytest.param(
-        lambda rows: data_set(rows).with_format("torch")["embedding"], marks=pytest.mark.slow
-    ),
 }
 FORMS = ARROW_FORMS | LIBRARIES
+DATA_SETS = {
+    "column": lambda rows: data_set(rows)["embedding"],
+    "rearranged": lambda rows: data_set(rows, slice(None, None, -1)).select(range(len(rows) - 1, -1, -1))["embedding"],
+    "arrow": lambda rows: data_set(rows).with_format("arrow")["embedding"],
+    "torch": lambda rows: data_set(rows).with_format("torch")["embedding"],
+}
 
 
 def of_metric(rows, labels):
@@ -168,14 +163,24 @@ OTHER_CALLS = {
 # ------------------------------------------------------------------------------------------------------------------- rows
 
 
-@pytest.mark.parametrize("name", TAKES)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_column_of_vectors_is_the_rows_that_it_contains(name, form):
+def check_rows(name, form):
+    """Compare the result of a function with columns of a form with that with NumPy arrays."""
     gallery = None if TAKES[name].one_set else GALLERY
     given = arguments(name, QUERIES, gallery)
     known = comparable(call(name, given))
     rows = {TAKES[name].argument(kind) for kind in ("queries", "gallery")} & given.keys()
     assert comparable(call(name, given | {argument: form(given[argument]) for argument in rows})) == known
+
+
+@pytest.mark.parametrize(("name", "form"), sampled_product(TAKES, FORMS, count=32))
+def test_a_column_of_vectors_is_the_rows_that_it_contains(name, form):
+    check_rows(name, FORMS[form])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "form"), sampled_product(TAKES, DATA_SETS, count=14))
+def test_a_column_of_a_data_set_is_the_rows_that_it_contains(name, form):
+    check_rows(name, DATA_SETS[form])
 
 
 @pytest.mark.parametrize("name", OTHER_CALLS)
