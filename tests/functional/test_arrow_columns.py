@@ -211,8 +211,8 @@ def test_columns_of_data_sets_keep_the_type_of_their_numbers(dtype):
 
 @pytest.mark.slow
 def test_a_column_of_a_data_set_with_a_transform_has_the_transformed_values():
-    data = data_set(ROWS).with_transform(lambda batch: {"embedding": [[-x[0], *x[1:]] for x in batch["embedding"]]})
-    expected = np.concatenate([-ROWS[:, :1], ROWS[:, 1:]], axis=1)
+    data = data_set(ROWS).with_transform(lambda batch: {"embedding": [[4 * x[0], *x[1:]] for x in batch["embedding"]]})
+    expected = np.concatenate([4 * ROWS[:, :1], ROWS[:, 1:]], axis=1)
     assert evaluate_retrieval(data["embedding"], LABELS) == evaluate_retrieval(expected, LABELS)
 
 
