@@ -68,7 +68,13 @@ def test_a_training_prints_sentences_and_values_like_those_of_the_page(tmp_path,
 
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize(
-    ("page", "block", "output"), [("better.md", 1, 1), ("large_sets.md", 0, 0), ("recipes/compare_models.md", 0, 0)]
+    ("page", "block", "output"),
+    [
+        ("better.md", 1, 1),
+        ("large_sets.md", 0, 0),
+        ("recipes/compare_models.md", 0, 0),
+        ("recipes/compare_models.md", 1, 1),
+    ],
 )
 def test_tables_are_those_that_the_code_prints(page, block, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
