@@ -71,6 +71,7 @@ def test_a_training_prints_sentences_and_values_like_those_of_the_page(tmp_path,
     ("page", "block", "output"),
     [
         ("better.md", 1, 1),
+        ("embedding_health.md", 1, 0),
         ("large_sets.md", 0, 0),
         ("recipes/compare_models.md", 0, 0),
         ("recipes/compare_models.md", 1, 1),
