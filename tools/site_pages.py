@@ -29,13 +29,17 @@ OUTSIDE = {
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 """A Markdown link to a file: words, path and anchor."""
 
+BADGES = re.compile(r"^\[!\[.+\n\n", re.MULTILINE)
+"""A line of badges, which come from other hosts. The site fetches nothing from another host."""
+
 TEST = re.compile(r"`(tests/[^`]+)::(\w+)`")
 """A test of a guarantee, in the last column of a table. Its name is longer than the guarantee: on the site it is a link."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Take the address of the repository from pyproject.toml, if it stands there."""
+    """Take the addresses of the site and the repository from pyproject.toml, if it has them."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+    config.site_url = urls.get("Documentation")
     config.repo_url = urls.get("Repository")
     if config.repo_url:
         config.repo_name = "/".join(config.repo_url.split("/")[-2:])
@@ -75,7 +79,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         page.meta["hide"] = ["navigation"]  # the wider the tables, the shorter the page
         if config.repo_url:
             markdown = TEST.sub(lambda match: f"[test]({_line_of(config, *match.groups())})", markdown)
-    return LINK.sub(link_on_site, markdown)
+    return LINK.sub(link_on_site, BADGES.sub("", markdown))
 
 
 def _line_of(config: MkDocsConfig, path: str, test: str) -> str:

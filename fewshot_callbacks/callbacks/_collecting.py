@@ -298,6 +298,7 @@ class CollectingMonitor(EvaluationMonitor):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the sets, before checkpoints and early stopping read the values. *Collective*."""
+        self._collection.compare_replicas()
         errors = self._own_errors | self._collection.failures(self._member)
         if trainer.sanity_checking:
             # A mistake ends the run here, rather than that every validation lacks an attribute.

@@ -21,7 +21,8 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._bank import Bank
 from fewshot_callbacks.callbacks._bank_items import BankItems
 from fewshot_callbacks.callbacks._batch_entries import read_flag, read_names
-from fewshot_callbacks.callbacks._embedder import Embedder
+from fewshot_callbacks.callbacks._conduct import UsageError
+from fewshot_callbacks.callbacks._embedder import LARGEST_DIFFERENCE, Embedder
 from fewshot_callbacks.callbacks._embedding_reader import EmbeddingReader
 from fewshot_callbacks.callbacks._evaluation import step_of
 from fewshot_callbacks.callbacks._label_reader import LabelReader
@@ -180,8 +181,11 @@ class Collection:
         self.seen: Counter[int] = Counter()
         self.batches: Counter[int] = Counter()
         self._step: _Step | None = None
+        # lengths of the embeddings of the first batch of each loader, if other processes see the same batches
+        self._first_lengths: dict[int, Tensor] = {}
         # facts of other processes, exchanged once
         self._has_agreed = False
+        self._has_compared = False
         self._dealings: dict[Side, Dealing] = {}
         # Members that have begun this validation, compared by identity. It is empty if and only if no items are in
         # memory: items come after `begin`, and this method drops both.
@@ -306,6 +310,8 @@ class Collection:
             return None
         first = self.seen[loader]
         embeddings, labels = by_encoder[0]
+        if first == 0 and self.replica.replicas < process_count():
+            self._first_lengths[loader] = embeddings.detach().double().norm(dim=1).cpu()
         self.seen[loader] += len(embeddings)
         if len(by_encoder) == 2:
             return Batch(first, len(embeddings), None, no_labels())
@@ -407,6 +413,31 @@ class Collection:
         return {place: error for place, error in self._errors.by_attribute.items() if place[1] in member.columns}
 
     # --------------------------------------------------------------------------------------------- the end of a validation
+
+    def compare_replicas(self) -> None:
+        """Store an error for loaders whose embeddings differ within a tensor-parallel group, once. *Collective*.
+
+        Only the embeddings of one process of the group are counted. If another process has different ones, each has a part
+        of the dimensions, or the processes see different items.
+        """
+        if self._has_compared or self.replica.replicas == process_count():
+            return
+        self._has_compared = True
+        by_rank = gather_objects((self.replica.number, self._first_lengths))
+        lengths_of_first = dict(reversed(by_rank))
+        for rank, (number, lengths_here) in enumerate(by_rank):
+            for loader, lengths in lengths_here.items():
+                expected = lengths_of_first[number].get(loader, lengths)
+                if len(lengths) == len(expected) and torch.allclose(
+                    lengths, expected, LARGEST_DIFFERENCE, equal_nan=True
+                ):
+                    continue
+                self._errors.by_loader[loader] = UsageError(
+                    f"{self.reader.owner}: process {rank} has other embeddings of the first batch of loader {loader} than "
+                    "another process of its tensor-parallel group. If the last layer is a ColwiseParallel, each process has "
+                    "some of the dimensions: pass ColwiseParallel(output_layouts=Replicate()). If the processes see other "
+                    "items, let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+                )
 
     def agree(self) -> None:
         """Learn of labels and encoders from processes that had items, once. *Collective*."""

@@ -238,12 +238,13 @@ class EmbeddingReader:
         )
 
     def check(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
-        """Return the embeddings of `step`, checked and detached, and one label for each.
+        """Return the embeddings of `step`, checked and detached, and one label for each. *Collective* for a DTensor.
 
         Raises:
             UsageError: If their types, shapes or numbers are wrong.
             ValueError: If a tensor holds no values, which those of the next batch may.
         """
+        embeddings = _whole(embeddings, step, self.owner)
         if labels is None and not self.needs_labels:
             no_labels = Labels(torch.empty(0, dtype=torch.int64, device="cpu"))
             return _check_embeddings(embeddings, step, self.owner).detach(), no_labels
@@ -305,6 +306,22 @@ def _call_source(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, st
             f"{owner}: the function passed as source returned {describe(result)}; it must return (embeddings, labels)."
         )
     return result[0], result[1]
+
+
+def _whole(embeddings: Any, step: str, owner: str) -> Any:
+    """Return a DTensor as a whole tensor, and anything else as it is. *Collective* for a DTensor.
+
+    Raises:
+        UsageError: If other processes have other items of it.
+    """
+    if not hasattr(embeddings, "full_tensor"):
+        return embeddings
+    if any(placement.is_shard(dim=0) for placement in embeddings.placements):
+        raise UsageError(
+            f"{owner}: the embeddings of {step} are a DTensor whose items are divided among processes, "
+            f"{embeddings.placements}. Each process returns its own items: pass embeddings.to_local()."
+        )
+    return embeddings.full_tensor()
 
 
 def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:

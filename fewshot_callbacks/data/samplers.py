@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
 from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.errors import InputError
@@ -28,7 +28,8 @@ class SeededBatchSampler(BatchSampler):
     """Base of samplers whose batches are a function of (seed, epoch) alone, drawn in the main process.
 
     When Lightning re-creates a batch sampler for several processes, it passes a DistributedSampler as the argument
-    `sampler`, which subclasses ignore. The property `sampler` is this object, because Lightning calls
+    `sampler`. It tells which part of the data this process has: with tensor parallelism some processes have the same part.
+    The property `sampler` is this object, because Lightning calls
     `batch_sampler.sampler.set_epoch` before each epoch.
     """
 
@@ -51,7 +52,11 @@ class SeededBatchSampler(BatchSampler):
             setattr(self, f"__pl_saved_{name}", value)
         return self
 
-    def __init__(self, labels: Any, class_names: ClassNames | None, seed: int, epoch: int, **sizes: int) -> None:
+    def __init__(
+        self, labels: Any, class_names: ClassNames | None, seed: int, epoch: int, sampler: Any, **sizes: int
+    ) -> None:
+        is_dealt = isinstance(sampler, DistributedSampler)
+        self._part = (sampler.rank, sampler.num_replicas) if is_dealt else None
         numbers, words = as_labels(labels, "labels", type(self).__name__).encoded()
         self.labels = numbers.cpu()
         self.class_names = words or class_names
@@ -62,6 +67,10 @@ class SeededBatchSampler(BatchSampler):
         # from a list of items, so `batch_size` has no effect; 1 is the smallest allowed number.
         self.batch_size = 1
         self.drop_last = False
+
+    def own_part(self) -> tuple[int, int]:
+        """Return the number of this process's part of the data, and the number of parts."""
+        return own_rank() if self._part is None else self._part
 
     def draw(self, seed: int) -> EpisodeList:
         """Return the episodes of a seed, with the `ways`, `shots`, `queries` and `episodes` in `sizes`."""
@@ -118,7 +127,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
         class_names: Names for the error messages, by label; labels that are strings are their own names.
         epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
-        sampler: Ignored: Lightning would put a DistributedSampler here, but episodes are not divided.
+        sampler: Lightning puts a DistributedSampler here. Only its rank and its number of replicas are used.
 
     Raises:
         ValueError: See `fewshot_callbacks.functional.episodes.sample_episodes`; or fewer training episodes than
@@ -152,7 +161,9 @@ class EpisodicBatchSampler(SeededBatchSampler):
         epoch: int = 0,
         sampler: Sampler[int] | Iterable[int] | None = None,
     ) -> None:
-        super().__init__(labels, class_names, seed, epoch, ways=ways, shots=shots, queries=queries, episodes=episodes)
+        super().__init__(
+            labels, class_names, seed, epoch, sampler, ways=ways, shots=shots, queries=queries, episodes=episodes
+        )
         check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
             raise InputError(
@@ -199,7 +210,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
 
     def _own_episodes(self) -> slice:
         """Return the episodes of the list that this process takes."""
-        rank, world_size = own_rank()
+        rank, world_size = self.own_part()
         if self.fixed:
             return slice(rank, None, world_size)
         needed = world_size * self.episodes_per_batch
@@ -310,7 +321,9 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
     ) -> None:
         check_batch_sizes(classes_per_batch=classes_per_batch, items_per_class=items_per_class)
         # An episode of P ways with one support image and K - 1 queries has P classes of K items.
-        super().__init__(labels, class_names, seed, epoch, ways=classes_per_batch, shots=1, queries=items_per_class - 1)
+        super().__init__(
+            labels, class_names, seed, epoch, sampler, ways=classes_per_batch, shots=1, queries=items_per_class - 1
+        )
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
         if batches is None:
             batches = max(1, len(self.labels) // (classes_per_batch * items_per_class))
@@ -320,7 +333,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         # This is a generator because a DataLoader with workers makes an iterator that it never uses, which must not
         # count as an epoch.
-        rank, world_size = own_rank()
+        rank, world_size = self.own_part()
         if self.sizes["ways"] < world_size:
             raise InputError(
                 f"ClassBalancedBatchSampler: batches of {self.sizes['ways']} classes leave some of the "

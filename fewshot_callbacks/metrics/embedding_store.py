@@ -307,17 +307,18 @@ class EmbeddingStore:
         )
 
     @default_mode()
-    def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
+    def gather(self, dataset_size: int | None = None, part: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
         """Gather the items of all processes on every rank, in the order of the data set. *Collective*.
 
         Args:
             dataset_size: See `shard`.
+            part: See `shard`.
 
         Returns:
             Embeddings (items, dim) and labels (items,); words are replaced by their indices in sorted order. If no rank
             has stored anything, both are empty: (0, 0) and (0,).
         """
-        shard_here = self.shard(dataset_size)
+        shard_here = self.shard(dataset_size, part)
         if process_count() == 1:
             return shard_here.embeddings, shard_here.labels.codes
         shards = gather_objects(shard_here)

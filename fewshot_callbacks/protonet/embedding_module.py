@@ -87,7 +87,9 @@ def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
             setattr(submodule, name, buffer)
 
 
-def of_all_processes(local_rows: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all_items *rest"]:
+def of_all_processes(
+    local_rows: Shaped[Tensor, "items *rest"], group: Any | None = None
+) -> Shaped[Tensor, "all_items *rest"]:
     """Return the rows of all processes, by rank, with a gradient; their number may differ. *Collective*.
 
     The gradient of a row is the sum of its gradients in all processes. DistributedDataParallel takes the mean of the
@@ -96,6 +98,7 @@ def of_all_processes(local_rows: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor
 
     Args:
         local_rows: The rows of this process.
+        group: The processes that have other rows; by default all.
 
     Returns:
         All rows; the rows of this process if it is the only one.
@@ -106,7 +109,7 @@ def of_all_processes(local_rows: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor
     """
     if process_count() == 1:
         return local_rows
-    all_rows: Tensor = _Gathered.apply(local_rows)
+    all_rows: Tensor = _Gathered.apply(local_rows, group)
     return all_rows
 
 
@@ -114,19 +117,20 @@ class _Gathered(torch.autograd.Function):
     """Gathers the rows of all processes; `torch.distributed.nn.functional.all_gather` needs the same number from each."""
 
     @staticmethod
-    def forward(ctx: Any, local_rows: Tensor) -> Tensor:
-        rows_of_processes = gather_all_tensors(local_rows.detach())
-        rank = torch.distributed.get_rank()
+    def forward(ctx: Any, local_rows: Tensor, group: Any | None) -> Tensor:
+        rows_of_processes = gather_all_tensors(local_rows.detach(), group)
+        rank = torch.distributed.get_rank(group)
+        ctx.group = group
         first_row = sum(len(rows) for rows in rows_of_processes[:rank])
         ctx.rows = slice(first_row, first_row + len(local_rows))
         return torch.cat(rows_of_processes)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         # The sum is written into a contiguous copy, since other functions may read the gradient.
         total = gradients[0].clone(memory_format=torch.contiguous_format)
-        torch.distributed.all_reduce(total)
-        return total[ctx.rows]
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total[ctx.rows], None
 
 
 class EmbeddingModule(LightningModule):
@@ -261,8 +265,9 @@ class EmbeddingModule(LightningModule):
             )
         embeddings = self(images)
         # The loss ranks the items of the whole batch: the mean of the losses of its parts would be a different loss.
-        all_embeddings = of_all_processes(embeddings)
-        all_labels = of_all_processes(self._targets(labels))
+        group = self._data_parallel_group()
+        all_embeddings = of_all_processes(embeddings, group)
+        all_labels = of_all_processes(self._targets(labels), group)
         loss = self._checked(self.loss(all_embeddings, all_labels))
         self.log("train/loss", loss, prog_bar=True, batch_size=len(all_embeddings))
         if isinstance(self.loss, SoftAveragePrecisionLoss):
@@ -302,6 +307,12 @@ class EmbeddingModule(LightningModule):
         """Load the numbers of labels that are words; a checkpoint of another class has none."""
         self._number_of_word = {word: number for number, word in enumerate(checkpoint.get(WORDS_ENTRY, ()))}
         self._form_of_labels = checkpoint.get(FORM_ENTRY)
+
+    def _data_parallel_group(self) -> Any | None:
+        """Return the group of processes that have other items than this one; None if all of them have."""
+        # The processes of a tensor-parallel group have the same items, which the loss would rank several times.
+        mesh = getattr(self.trainer.strategy, "device_mesh", None)
+        return None if mesh is None else mesh["data_parallel"].get_group()
 
     def _embed(self, images: Tensor) -> Tensor:
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "EmbeddingModule")

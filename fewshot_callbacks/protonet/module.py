@@ -36,7 +36,7 @@ from fewshot_callbacks.protonet.heads import (
     make_head,
 )
 from fewshot_callbacks.trainer.lightning import LightningModule, rank_zero_info
-from fewshot_callbacks.trainer.loaders import evaluation_loaders, replica_of, unpadded_length
+from fewshot_callbacks.trainer.loaders import Replica, evaluation_loaders, replica_of, unpadded_length
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 from fewshot_callbacks.trainer.warning import warn, warn_of_other_package
 
@@ -223,6 +223,8 @@ class ProtoNet(LightningModule):
         self._stores: list[EmbeddingStore] = []
         # While an evaluation runs: the number of a loader -> why a batch did not fit its earlier ones, or is not finite.
         self._misfits: dict[int, ValueError] = {}
+        # The part of the data of this process in this evaluation; a process that sees those of another stores nothing.
+        self._replica = Replica(number=0, replicas=1, is_first=True)
         # Stages and loaders whose failure was warned of.
         self._warned: set[str] = set()
         # Stage and loader -> the episodes that were named in the last message.
@@ -270,6 +272,7 @@ class ProtoNet(LightningModule):
             self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore(call="ProtoNet") for _ in evaluation_loaders(self.trainer)]
         self._misfits = {}
+        self._replica = replica_of(self.trainer)
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -285,7 +288,8 @@ class ProtoNet(LightningModule):
             embeddings = self(images)
             read = labels_of_each(labels, len(embeddings), "labels", "embeddings", "ProtoNet", sets=True)
             try:
-                store.append(embeddings, read)
+                if self._replica.is_first:
+                    store.append(embeddings, read)
             except ValueError as misfit:
                 # The batch does not fit the earlier ones. A metric must not end the run: the values of this set will be
                 # NaN.
@@ -301,7 +305,8 @@ class ProtoNet(LightningModule):
             return None
         accuracy = episode_accuracy(embeddings, labels, self.head, self.representation, self.evaluation)
         # An episode is a row of the store, and its accuracy the only column.
-        store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))
+        if self._replica.is_first:
+            store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))
         return None
 
     test_step = validation_step
@@ -384,7 +389,8 @@ class ProtoNet(LightningModule):
 def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
     """Return the accuracy of one loader; equal on every rank, because `gather` is."""
     if net.evaluation_batches == "images":
-        embeddings, labels = store.gather(dataset_size=unpadded_length(loader, replica_of(net.trainer)))
+        replica = net._replica
+        embeddings, labels = store.gather(unpadded_length(loader, replica), (replica.number, replica.replicas))
         episodes = sample_episodes(labels, **asdict(protocol))
         return evaluate_episodes(
             embeddings, labels, net.head, episodes, representation=net.representation, device=net.device

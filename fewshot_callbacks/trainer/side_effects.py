@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from fewshot_callbacks.trainer.lightning import isolate_rng
+from fewshot_callbacks.trainer.sharded import reshard
 
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put all submodules in evaluation mode inside the block, without gradients.
 
-    Afterwards each submodule is in the mode in which it was, and the random states are what they were.
+    Afterwards each submodule is in the mode in which it was, and the random states are what they were. The weights of
+    sharded modules are divided again.
     """
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
@@ -25,6 +27,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
         with preserved_random_states(), torch.no_grad():
             yield
     finally:
+        reshard(module)
         # The flag is set directly: `train(mode)` sets the submodules as well, and a module may override it to keep some
         # of them frozen.
         for submodule, training in modes:
@@ -36,8 +39,8 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
     """Make forward passes as in a training step, without side effects.
 
     Submodules stay in the modes that they are in, and no gradient is taken. Afterwards the buffers (running statistics)
-    and the random states are what they were, to the last bit. Inside, the random states start from `seed`: two blocks
-    with one seed draw the same dropout.
+    and the random states are what they were, to the last bit, and the weights of sharded modules are divided again.
+    Inside, the random states start from `seed`: two blocks with one seed draw the same dropout.
     """
     buffers = [
         (submodule._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
@@ -51,6 +54,7 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
             np.random.seed(seed % 2**32)  # noqa: NPY002 - the global state is what a module may draw from
             yield
     finally:
+        reshard(module)
         with torch.no_grad():
             for holder, name, buffer, copy in buffers:
                 holder[name] = buffer  # a module may have replaced it

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from fewshot_callbacks.trainer.sharded import reshard
+
 # Number of bytes of an element -> integer type of this size, which reads its bits.
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -21,6 +23,7 @@ def weight_fingerprints(module: nn.Module) -> list[int]:
     integers wrap, so the number is exact on every device. A parameter whose bits cannot be read, such as one without
     memory, has no number.
     """
+    reshard(module)  # else the number would tell whether a forward pass has left the weights whole
     fingerprints = []
     for parameter in module.parameters():
         # Processes that share a parameter must not exchange their parts of it.

@@ -3,12 +3,16 @@
 import importlib.util
 import json
 import re
+import tomllib
 
 import pytest
 
 from tests.messages import refused
 from tests.scripts import ROOT
 
+ADDRESS = (
+    tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {}).get("Repository")
+)
 CELLS = json.loads((ROOT / "examples/colab.ipynb").read_text(encoding="utf-8"))["cells"]
 [INSTALL] = [text for cell in CELLS if "%pip install" in (text := "".join(cell["source"]))]
 
@@ -35,6 +39,12 @@ def test_a_package_that_is_there_is_left_alone(tmp_path, monkeypatch):
     assert requirements(tmp_path, monkeypatch) == []
 
 
+@pytest.mark.skipif(ADDRESS is None, reason="the repository has no address")
+def test_without_a_source_beside_it_the_repository_is_installed(notebook_folder, monkeypatch):
+    assert requirements(notebook_folder, monkeypatch) == [f"fewshot-callbacks[all] @ git+{ADDRESS}"]
+
+
+@pytest.mark.skipif(ADDRESS is not None, reason="the repository has an address")
 def test_without_a_source_beside_it_nothing_is_installed_and_it_says_what_to_upload(notebook_folder, monkeypatch):
     with refused(ModuleNotFoundError, notebook_folder, "python -m build --wheel", "dist/fewshot_callbacks-*.whl"):
         requirements(notebook_folder, monkeypatch)

@@ -1,21 +1,28 @@
 """Every function that compares a set takes the same arguments, except for what the table `TAKES` says."""
 
-import inspect
-import re
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fewshot_callbacks import InputError, Shards, functional
 from fewshot_callbacks.functional.item_reader import TAKES
 from fewshot_callbacks.functional.items import Share
+from tests.functional.calls_of_sets import (
+    GALLERY,
+    QUERIES,
+    arguments,
+    call,
+    columns_of,
+    comparable,
+    found_lists,
+    parameters,
+)
 from tests.messages import refused
-from tests.reports import comparable_values
 from tests.thread_processes import in_threads
 
+<<<<<<< HEAD
 PAGE = Path(__file__).parents[2] / "docs/evaluate/files.md"
 # What a function needs so that these small sets have a result.
 OPTIONS = {
@@ -95,6 +102,9 @@ def comparable(value):
     if isinstance(value, dict):
         return {key: comparable(entry) for key, entry in value.items()}
     return repr(value)
+=======
+PAGE = Path(__file__).parents[2] / "docs/files.md"
+>>>>>>> help-69a
 
 
 def in_files(folder, given, name="rows"):
