@@ -71,9 +71,9 @@ def test_a_figure_that_somebody_changed_is_written_anew() -> None:
     changed = page[: figure.start()] + "9.99" + page[figure.end() :]
     assert figures_of_speed.written(changed) == page
     readme = text_of("README.md")
-    assert figures_of_speed.quoted(readme.replace(" seconds and ", "1 seconds and ")) == readme
-    with refused(LookupError, "README", 0, "two CPU cores"):
-        figures_of_speed.quoted(readme.replace("two CPU cores", "two cores"))
+    assert figures_of_speed.quoted(readme.replace(" seconds and at most", "1 seconds and at most")) == readme
+    with refused(LookupError, "README", 0, "31,730 512-dimensional"):
+        figures_of_speed.quoted(readme.replace("31,730 512-dimensional", "31,730"))
 
 
 def test_the_summary_holds_the_seconds_of_the_tables() -> None:
