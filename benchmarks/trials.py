@@ -43,7 +43,7 @@ from retrieval import PeakMemory
 from fewshot_callbacks import evaluate_identification, evaluate_trials
 from fewshot_callbacks.functional import Interval
 
-KEYS = ("eer", "min_dcf@0.01", "min_dcf@0.5", "tar@far0.1", "tar@far0.01", "tar@far0.001")
+KEYS = ("eer", "pair_auroc", "min_dcf@0.01", "min_dcf@0.5", "tar@far0.1", "tar@far0.01", "tar@far0.001")
 DIM, ITEMS = 16, 4
 DESIGNS = ((50, 0), (50, 10), (200, 0), (200, 1), (200, 10), (500, 1), (500, 10))
 """Identities, and trials of each kind for each of them; 0: all pairs."""

@@ -13,6 +13,7 @@ EXTRA = "test-integrations"
 MODULES = {
     "accelerate": ["accelerate"],
     "comet_ml": ["comet_ml"],
+    "datasets": ["datasets"],
     "easyfsl": ["easyfsl"],
     "faiss-cpu": ["faiss"],
     "h5py": ["h5py"],
@@ -26,6 +27,7 @@ MODULES = {
     "nbformat": ["nbformat"],
     "optuna": ["optuna"],
     "pandas": ["pandas"],
+    "polars": ["polars"],
     "pytorch-metric-learning": ["pytorch_metric_learning"],
     "pytrec-eval-terrier": ["pytrec_eval"],
     "ray": ["ray"],

@@ -146,26 +146,29 @@ TRAINING_STEP = "a training step, J and variance ratio of every batch"
 LARGE = "31,730 of 512 numbers, well-trained to hard"
 
 QUOTES: dict[str, tuple[Figure | SummaryFigure, ...]] = {
-    "512 numbers take two CPU cores {} seconds and at most {} MB,": (SummaryFigure(LARGE, 1), SummaryFigure(LARGE, 2)),
-    "It adds about {} ms to a training step of {} ms, which is within the noise ({} to {} times as long).": (
+    "31,730 512-dimensional embeddings take {} seconds and at most {} MB beyond": (
+        SummaryFigure(LARGE, 1),
+        SummaryFigure(LARGE, 2),
+    ),
+    "adds about {} ms to a training step of {} ms, which is within the noise ({} to {} times as long).": (
         Figure("overhead", TRAINING_STEP, "it adds, ms", ".0f"),
         Figure("overhead", TRAINING_STEP, "without it, ms", ".0f"),
         Figure("overhead", TRAINING_STEP, "with it, x without", ".2f", part=1),
         Figure("overhead", TRAINING_STEP, "with it, x without", ".2f", part=2),
     ),
-    "the bare float32 product of all pairs ({} s), memory": (
+    "the float32 product of all pairs ({} s). Memory": (
         Figure("peers", "evaluate_retrieval, default metrics", "product, seconds", ".1f"),
     ),
     "| all of its metrics | **{} ×** | **{} MB** |": _time_and_memory("evaluate_retrieval, default metrics"),
     "| pytorch-metric-learning, `k=None` | mAP | {} × | {} MB |": _time_and_memory("pytorch-metric-learning, k=None"),
-    "| MAP@R alone, truncated | {} × | {} MB |": _time_and_memory(
+    "| only MAP@R, truncated | {} × | {} MB |": _time_and_memory(
         'pytorch-metric-learning, k="max_bin_count", MAP@R alone'
     ),
-    "| mAP alone, drops scores ≤ 0 | {} × | {} MB |": _time_and_memory("torchmetrics RetrievalMAP, mAP alone"),
-    "| scikit-learn, query by query | mAP alone | {} × | {} MB |": _time_and_memory(
+    "| only mAP, drops scores ≤ 0 | {} × | {} MB |": _time_and_memory("torchmetrics RetrievalMAP, mAP alone"),
+    "| scikit-learn, query by query | only mAP | {} × | {} MB |": _time_and_memory(
         "scikit-learn average_precision_score for each query"
     ),
-    "| sorting each row by hand | mAP alone | {} × | {} MB |": _time_and_memory("rows sorted in chunks, mAP alone"),
+    "| sorting each row by hand | only mAP | {} × | {} MB |": _time_and_memory("rows sorted in chunks, mAP alone"),
 }
 """Words of README, with places for figures, and these figures"""
 

@@ -216,8 +216,8 @@ class Trials:
         file: The list of trials.
         embeddings: An .npz file with the arrays embeddings and ids, the name of each item as the list has it.
         similarity: How embeddings are compared.
-        metrics: The keys of the metrics. There are eer, min_dcf@{p}, tar@far{p}, accuracy and cllr. By default eer,
-            min_dcf@0.01, tar@far0.01, tar@far0.001, and accuracy where there are folds.
+        metrics: The keys of the metrics. There are eer, min_dcf@{p}, tar@far{p}, pair_auroc, accuracy and cllr. By
+            default eer, min_dcf@0.01, tar@far0.01, tar@far0.001, and accuracy where there are folds.
         slices: Attributes, such as age: shows how often trials of each age are wrongly rejected and accepted at the
             threshold of the first metric. A table of scores has the columns first_age and second_age, or only age; the file
             of --embeddings has an array age.

@@ -12,7 +12,9 @@ from fewshot_callbacks.functional.knn import KNN_METRICS, KnnReport, knn_accurac
 from fewshot_callbacks.functional.leaks import Leakage, leakage
 from fewshot_callbacks.functional.linear_probe import PROBE_METRICS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.moments import Moments
+from fewshot_callbacks.functional.movement import Movement, embedding_movement
 from fewshot_callbacks.functional.neighbour_files import read_neighbours, write_neighbours
+from fewshot_callbacks.functional.neighbour_overlap import NeighbourOverlap, neighbour_overlap
 from fewshot_callbacks.functional.neighbours import (
     NearDuplicates,
     Neighbours,
@@ -136,7 +138,9 @@ __all__ = [
     "MeasuredEvaluation",
     "Metric",
     "Moments",
+    "Movement",
     "NearDuplicates",
+    "NeighbourOverlap",
     "Neighbours",
     "OperatingPoint",
     "PairCounts",
@@ -176,6 +180,7 @@ __all__ = [
     "compression_costs",
     "discriminant_ratio",
     "embedding_health",
+    "embedding_movement",
     "evaluate_identification",
     "evaluate_retrieval",
     "evaluate_trials",
@@ -192,6 +197,7 @@ __all__ = [
     "measure_evaluation",
     "near_duplicates",
     "nearest",
+    "neighbour_overlap",
     "paired_difference_interval",
     "paired_difference_p_value",
     "plan_evaluation",

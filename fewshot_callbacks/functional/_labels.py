@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._arrow import without_arrow
 from fewshot_callbacks.functional._reading import as_tensor, needs, refuse_masked, refuse_without_values, tensor_code
 from fewshot_callbacks.storage.stored_rows import is_of_other_library
 from fewshot_callbacks.system.words import counted, verb, with_article
@@ -451,6 +452,7 @@ def _labels_of_sets(targets: Tensor, name: str, call: str) -> Labels:
 
 def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
     """Return numbers as a tensor, and entries that may be words as an array of words or objects."""
+    value = without_arrow(value, name, call)
     refuse_masked(value, name, call)
     if isinstance(value, str | bytes):
         raise InputError(f"{call}: {name} is the single string {value!r}. Pass a list with one for each item.")

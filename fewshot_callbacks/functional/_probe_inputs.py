@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._arrow import without_arrow
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional._reading import as_tensor, refuse_masked
 from fewshot_callbacks.functional._ridge import bring_groups_together
@@ -83,6 +84,7 @@ def _are_floats(labels: Any) -> bool:
 
 def _targets_of(value: Any, name: str) -> Float[Tensor, "items targets"] | None:
     """Return the targets of a regression; None for classes."""
+    value = without_arrow(value, name, CALL)
     if not _are_floats(value):
         return None
     refuse_masked(value, name, CALL)

@@ -13,7 +13,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
-from fewshot_callbacks.storage.stored_rows import StoredRows, is_of_other_library, tensor_of_other_library
+from fewshot_callbacks.functional._arrow import is_arrow, without_arrow
+from fewshot_callbacks.storage.stored_rows import (
+    StoredRows,
+    is_of_other_library,
+    read_only_tensor,
+    tensor_of_other_library,
+)
 from fewshot_callbacks.system.words import counted, verb, with_article
 
 
@@ -42,8 +48,10 @@ def default_mode() -> Iterator[None]:
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
     """Return a detached tensor of a tensor, an array, or a list of numbers or rows.
 
-    Arrays are those of NumPy, those that are shared by DLPack, as of JAX and CuPy, and whatever NumPy makes an array of. An
-    array on a device stays there. Python floats in a list become float32, whatever torch's default dtype is.
+    Arrays are those of NumPy, those that are shared by DLPack, as of JAX and CuPy, columns of vectors that are exported by
+    Arrow's C interface, as of pyarrow, Polars and pandas, and whatever NumPy makes an array of. An array on a device stays
+    there. The tensor may share the memory of an array that must not be changed, so nothing writes to it. Python floats in a
+    list become float32, whatever torch's default dtype is.
 
     Raises:
         ValueError: For masked values, for anything but numbers, for a meta tensor, which has no values, for sparse tensors,
@@ -52,6 +60,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
         return _computable_values(value)
+    value = without_arrow(value, name, call)
     refuse_masked(value, name, call)
     _refuse_words(value, name, call)
     try:
@@ -62,7 +71,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
             array = _as_array(value)
             tensor = tensor_of_other_library(array)
         if tensor is None:
-            tensor = torch.as_tensor(array, device="cpu")
+            tensor = read_only_tensor(array) if _is_read_only(array) else torch.as_tensor(array, device="cpu")
             if tensor.dtype == torch.get_default_dtype() and _is_of_python_numbers(array):
                 tensor = torch.as_tensor(array, device="cpu", dtype=torch.float32)
         return _computable_values(tensor)
@@ -93,13 +102,21 @@ def tensor_code(name: str, value: Any) -> str:
         return name
     if isinstance(value, list | tuple) and len(value) and all(isinstance(row, Tensor) for row in value):
         return f"torch.stack({name})"
-    if is_of_other_library(value):
+    if is_of_other_library(value) and not is_arrow(value):
         return f"torch.from_dlpack({name})"
     if isinstance(value, list | tuple) and len(value) and isinstance(value[0], np.ndarray):
         return f"torch.as_tensor(np.stack({name}))"
     if isinstance(value, np.ndarray | list | tuple):
         return f"torch.as_tensor({name})"
-    return f"torch.tensor(np.asarray({name}))" if hasattr(value, "__array__") else f"torch.as_tensor({name}[:])"
+    array_code = _array_code(name, value)
+    return f"torch.as_tensor({name}[:])" if array_code is None else f"torch.tensor({array_code})"
+
+
+def _array_code(name: str, value: Any) -> str | None:
+    """Return the code that makes a NumPy array of an array of another library; None if NumPy makes none."""
+    if is_arrow(value):
+        return f"np.array({name}.to_pylist())" if hasattr(value, "to_pylist") else f"np.stack({name})"
+    return f"np.asarray({name})" if hasattr(value, "__array__") else None
 
 
 def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
@@ -147,10 +164,13 @@ def _as_array(value: Any) -> Any:
     if isinstance(array, np.ndarray) and array.dtype.kind == "O":
         array = array.astype(np.float64)
     if isinstance(array, np.ndarray) and array.dtype.kind in "fiub":
-        # torch refuses negative strides and a foreign byte order, and warns of arrays that are not writeable.
-        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
-        return array if array.flags.writeable else array.copy()
+        # torch refuses negative strides and a foreign byte order
+        return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     return array
+
+
+def _is_read_only(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind in "fiub" and not array.flags.writeable
 
 
 def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:

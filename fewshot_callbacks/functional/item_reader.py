@@ -17,6 +17,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes, presence
 from fewshot_callbacks.engine.scale import check_similarity
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._arrow import without_arrow
 from fewshot_callbacks.functional._labels import Labels, check_labels, encode, encode_ids, hashes_of_labels, read_labels
 from fewshot_callbacks.functional._reading import (
     as_tensor,
@@ -300,7 +301,7 @@ class _Reader:
             places: Their places; None if the rows of each process follow those of the process before.
             is_gallery: Whether the rows are the gallery.
         """
-        rows = self._rows(name, array, is_gallery=is_gallery)
+        rows = self._rows(name, without_arrow(array, name, self.call), is_gallery=is_gallery)
         items = len(rows) if rows.ndim else 0
         if items or self.processes.count == 1:  # one of several processes may hold nothing
             code = name if self.as_codes and hasattr(array, "__array__") else tensor_code(name, array)

@@ -1,4 +1,4 @@
-"""How far an embedding has moved between two moments of a training: the cosine of each item to itself, and CKA."""
+"""`embedding_movement`: the cosine of each item to itself in two embeddings, and CKA."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._equality import equal_with_nan
-from fewshot_callbacks.functional._reading import (
-    as_tensor,
-    default_mode,
-    non_finite_rows,
-    refuse_non_finite,
-    tensor_code,
-)
+from fewshot_callbacks.functional._reading import default_mode
+from fewshot_callbacks.functional.neighbours import compared_vectors
 from fewshot_callbacks.system.words import counted
 
 _CALL = "embedding_movement"
@@ -39,14 +34,17 @@ class Movement:
     """similarity of the arrangements of all items, at most 1; it does not see rotations, shifts and a common scale. NaN with
     fewer than four items, or if all items are equal"""
     unmoved: float
-    """share of the items that are the same but for rounding, in [0, 1]; 0 without items, or if the dimensions differ"""
+    """share of the items that are the same but for rounding, in [0, 1]; 0 if the dimensions differ"""
     items: int
     """number of items"""
 
 
 @default_mode()
 def embedding_movement(before: Any, after: Any) -> Movement:
-    """Return how far the embeddings of the same items have moved.
+    """Return how far the embeddings of the same items have moved, between two moments of a training or two models.
+
+    The cosine compares each item with itself, so that it means something only if one model was trained further. Two models
+    that were trained independently have a cosine near 0, however alike they are. CKA compares the arrangements of the items.
 
     CKA is the centred kernel alignment of the inner products (Kornblith, Norouzi, Lee, Hinton, "Similarity of neural network
     representations revisited", ICML 2019), with the estimator of Song, Smola, Gretton, Bedo, Borgwardt ("Feature selection
@@ -58,20 +56,22 @@ def embedding_movement(before: Any, after: Any) -> Movement:
         after: (items, other dim) embeddings of the same items in the same order. The cosine needs an equal dimension.
 
     Returns:
-        The mean cosine, CKA and the share of items that have not moved. Memory is three matrices of items x items numbers.
+        The mean cosine, CKA and the share of items that have not moved. Memory is three matrices of items x items numbers,
+        216 MB for 3,000 items: pass a sample of a large set.
 
     Raises:
-        ValueError: If the numbers of rows differ, or rows hold NaN or Inf.
+        ValueError: If the numbers of rows differ, there are no rows, or rows hold NaN or Inf.
 
     Examples:
+        >>> import torch
         >>> before = torch.tensor([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0], [1.0, 4.0], [5.0, 2.0]])
         >>> rotated = torch.stack([-before[:, 1], before[:, 0]], dim=1)
         >>> movement = embedding_movement(before, rotated)
         >>> movement.cosine, round(movement.cka, 6), movement.unmoved
         (0.0, 1.0, 0.0)
     """
-    rows_before = _read(before, "before")
-    rows_after = _read(after, "after")
+    rows_before = compared_vectors(_CALL, "before", before, "dot").double()
+    rows_after = compared_vectors(_CALL, "after", after, "dot").double()
     if len(rows_before) != len(rows_after):
         raise InputError(
             f"{_CALL}: before has {counted(len(rows_before), 'row')}, after {len(rows_after)}. Pass the same items in "
@@ -79,7 +79,7 @@ def embedding_movement(before: Any, after: Any) -> Movement:
         )
     cosine = math.nan
     unmoved = 0.0
-    if rows_before.shape == rows_after.shape and len(rows_before):
+    if rows_before.shape == rows_after.shape:
         lengths = rows_before.norm(dim=1)
         lengths_after = rows_after.norm(dim=1)
         is_long = (lengths > 0) & (lengths_after > 0)
@@ -89,19 +89,6 @@ def embedding_movement(before: Any, after: Any) -> Movement:
         changes = (rows_after - rows_before).norm(dim=1)
         unmoved = float((changes <= UNMOVED * lengths).double().mean())
     return Movement(cosine, _cka(rows_before, rows_after), unmoved, len(rows_before))
-
-
-def _read(rows: Any, name: str) -> Float[Tensor, "items dim"]:
-    """Return embeddings in float64 on the CPU.
-
-    Raises:
-        ValueError: If they are no matrix of finite numbers.
-    """
-    tensor = as_tensor(rows, name, _CALL).detach().cpu().double()
-    if tensor.ndim != 2:
-        raise InputError(f"{_CALL}: {name} has shape {tuple(tensor.shape)}. Pass one row for each item, (items, dim).")
-    refuse_non_finite(non_finite_rows(tensor), len(tensor), name, _CALL, code=tensor_code(name, rows))
-    return tensor
 
 
 def _cka(before: Float[Tensor, "items dim"], after: Float[Tensor, "items other_dim"]) -> float:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.storage.arrays import FileError, LazyArray
+from fewshot_callbacks.storage.arrow_values import (
+    MissingValueError,
+    UnequalLengthsError,
+    is_list,
+    number_type,
+    plain_values,
+    refuse_null_rows,
+    storage_type,
+    vectors_of,
+)
 
 
 class ArrowColumn(LazyArray):
@@ -27,14 +36,11 @@ class ArrowColumn(LazyArray):
     """
 
     def __init__(self, field: Any, group_starts: list[int], batches_from: Callable[[int], Iterator[Any]]) -> None:
-        types = import_module("pyarrow.types")
         self._name = field.name
         self._group_starts = group_starts
         self._batches_from = batches_from
-        kind = getattr(field.type, "storage_type", field.type)  # a tensor of a fixed shape is stored as a list
-        self._is_view = types.is_list_view(kind) or types.is_large_list_view(kind)
-        self._is_list = _are_lists(kind)
-        self.ndim = 1 if list_type(field) is None else 2
+        self._is_list = is_list(storage_type(field.type))
+        self.ndim = 1 if number_type(field.type) is None else 2
         # length of each list; None before the first list
         self._dim: int | None = None
         self._go_to_group(0)
@@ -92,63 +98,19 @@ class ArrowColumn(LazyArray):
         Raises:
             FileError: A row has no value, or lists differ in length.
         """
-        column = _plain_values(getattr(column, "storage", column))
-        self._refuse_nulls(column, 1, first_row)
-        if not self._is_list:
-            array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-            return array.astype(str) if array.dtype.hasobject else array
-        dims = (column.sizes if self._is_view else column.value_lengths()).to_numpy()
-        if self._dim is None and len(dims):
-            self._dim = int(dims[0])
-        dim = self._dim or 0
-        differs = dims != self._dim
-        if differs.any():
-            row = int(differs.argmax())
+        column = plain_values(column)
+        try:
+            if self._is_list:
+                vectors = vectors_of(column, first_row, self._dim)
+                self._dim = vectors.shape[1] if len(vectors) else self._dim
+                return vectors
+            refuse_null_rows(column, first_row)
+        except MissingValueError as fact:
+            raise FileError(f"has no value of {self._name!r} in row {fact.row}. Leave rows without one out.") from None
+        except UnequalLengthsError as fact:
             raise FileError(
-                f"holds lists of {dim} numbers in {self._name!r}, and in row {first_row + row} one of {dims[row]}. Write "
+                f"holds lists of {fact.dim} numbers in {self._name!r}, and in row {fact.row} one of {fact.length}. Write "
                 "vectors of one length."
-            )
-        values = column.flatten()
-        self._refuse_nulls(values, dim, first_row)
-        vectors: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(dims), dim)
-        return vectors
-
-    def _refuse_nulls(self, values: Any, row_length: int, first_row: int) -> None:
-        """Refuse missing values, given `row_length` values for each row of a batch.
-
-        Raises:
-            FileError: A value is missing; the message names the row.
-        """
-        if values.null_count:
-            row = first_row + values.is_null().index(True).as_py() // row_length
-            raise FileError(f"has no value of {self._name!r} in row {row}. Leave rows without one out.")
-
-
-def list_type(field: Any) -> Any | None:
-    """Return the type of the numbers of a column of vectors; None for other columns. A list of words is not a vector."""
-    types = import_module("pyarrow.types")
-    kind = getattr(field.type, "storage_type", field.type)  # a tensor of a fixed shape is stored as a list
-    return kind.value_type if _are_lists(kind) and types.is_primitive(kind.value_type) else None
-
-
-def _are_lists(kind: Any) -> bool:
-    types = import_module("pyarrow.types")
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-    )
-
-
-def _plain_values(column: Any) -> Any:
-    """Return a batch as plain values: dictionaries, runs and views hide missing values."""
-    types = import_module("pyarrow.types")
-    if types.is_dictionary(column.type):
-        return column.dictionary_decode()
-    if types.is_run_end_encoded(column.type):
-        return import_module("pyarrow.compute").run_end_decode(column)
-    if types.is_string_view(column.type):  # some versions of pyarrow cannot convert them to arrays
-        return import_module("pyarrow").array(column.to_pylist(), "string")
-    return column
+            ) from None
+        array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return array.astype(str) if array.dtype.hasobject else array

@@ -18,7 +18,7 @@ from fewshot_callbacks.files.addresses import naming_address
 from fewshot_callbacks.files.remote_cache import RemoteFile, local_copies
 from fewshot_callbacks.storage.arrays import PICKLE, FileArrays, FileError, LazyArray, naming_file
 from fewshot_callbacks.storage.arrow import arrow_arrays, is_arrow_file
-from fewshot_callbacks.storage.arrow_columns import list_type
+from fewshot_callbacks.storage.arrow_values import number_type
 from fewshot_callbacks.storage.formats import FORMATS
 from fewshot_callbacks.storage.npy import read_head
 from fewshot_callbacks.system.extras import required_extra
@@ -123,7 +123,7 @@ def _heads_of_parquet(stream: Any) -> FileArrays:
     rows = metadata.num_rows
     heads: FileArrays = {}
     for field in metadata.schema.to_arrow_schema():
-        numbers = list_type(field)
+        numbers = number_type(field.type)
         if numbers is None:
             heads[field.name] = _Head((rows,), _OTHER)
         else:

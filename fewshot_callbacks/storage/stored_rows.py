@@ -123,7 +123,7 @@ class StoredRows:
         if _is_mapped(self.array):
             values = self.array[self.start : self.stop]
             if values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
-                return _read_only_tensor(values)
+                return read_only_tensor(values)
         dtype = np.float64 if self.dtype == torch.float64 else np.float32
         # There is no buffer: after a failed write, closing the file would write the rest of the buffer and fail again.
         with tempfile.TemporaryFile(buffering=0) as file:
@@ -320,7 +320,7 @@ def _is_mapped(array: Any) -> bool:
     return isinstance(base, mmap)
 
 
-def _read_only_tensor(values: NDArray[Any]) -> Tensor:
+def read_only_tensor(values: NDArray[Any]) -> Tensor:
     """Return a tensor that shares the memory of an array. PyTorch warns of read-only arrays, but nothing writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

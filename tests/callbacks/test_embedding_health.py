@@ -11,10 +11,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks import EmbeddingHealthMonitor, EmbeddingSource, RetrievalMonitor, embedding_health
+from fewshot_callbacks import (
+    EmbeddingHealthMonitor,
+    EmbeddingSource,
+    RetrievalMonitor,
+    embedding_health,
+    embedding_movement,
+)
 from fewshot_callbacks.functional.health import names_of
 from fewshot_callbacks.functional.moments import Moments
-from fewshot_callbacks.functional.movement import embedding_movement
 from tests.callbacks.models import TRAINING, VALIDATION, Embeds, Net, items, loader, messages_of, trainer
 from tests.messages import refused, warned
 

@@ -73,7 +73,9 @@ def test_the_report_has_the_slices_of_the_list() -> None:
     assert str(verification.report.of_slices("sensor")) == str(expected.of_slices("sensor"))
 
 
-@pytest.mark.parametrize("settings", [{}, {"similarity": "euclidean", "metrics": ("eer",)}, {"confidence": 0.8}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"similarity": "euclidean", "metrics": ("eer", "pair_auroc")}, {"confidence": 0.8}]
+)
 def test_what_is_logged_is_what_the_function_says(settings: Any) -> None:
     net, trials = Net(), trials_of(36)
     verification = monitor(trials, **settings)

@@ -55,6 +55,16 @@ def test_a_table_of_scores_is_printed_drawn_and_reported(tmp_path, capsys, monke
     assert missing_facts(refused(capsys, path, "--embeddings", "e.npz"), (path, "scores", "--embeddings")) == []
 
 
+def test_the_area_under_the_roc_curve_is_on_the_screen_in_the_page_and_in_json(tmp_path, capsys):
+    path, page = tmp_path / "scores.csv", tmp_path / "page.html"
+    path.write_text("score,same\n4,1\n3,0\n2,1\n1,0\n")  # three of four couples are in the right order
+    assert main(["trials", str(path), "--metrics", "pair_auroc", "--report", str(page)]) == 0
+    assert missing_facts(capsys.readouterr().out, ("pair_auroc", "0.7500")) == []
+    assert '<td class="number">0.7500</td>' in page.read_text()
+    assert main(["trials", str(path), "--metrics", "pair_auroc", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == {"pair_auroc": 0.75}
+
+
 def test_lists_of_items_are_scored_by_their_embeddings(tmp_path, capsys):
     items = [f"id{speaker}/{part}.wav" for speaker in range(6) for part in range(4)]
     embeddings = np.random.default_rng(0).normal(size=(24, 8)) + np.arange(24)[:, None] // 4

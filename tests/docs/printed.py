@@ -72,7 +72,7 @@ def command_output(shown: str) -> tuple[str, str]:
 
 def differences(printed: str, shown: str, allowed: float) -> list[tuple[str, str]]:
     """The pairs of lines that differ in a word, or in a number by more than is allowed."""
-    lines = [line for line in printed.splitlines() if line.strip() and "\r" not in line]  # without progress bars
+    lines = [line for line in printed.split("\n") if line.strip() and "\r" not in line]  # without progress bars
     expected = [line for line in shown.splitlines() if line.strip()]
     if ANY_LINES in expected:
         place = expected.index(ANY_LINES)

@@ -26,6 +26,8 @@ CALLS = {
     "near_duplicates": lambda items: functional.near_duplicates(items, min_score=0.5).total,
     "leakage": lambda items: functional.leakage(OF_ROWS, items, items, min_score=0.9).scores,
     "embedding_health": lambda items: functional.embedding_health(items, LABELS),
+    "neighbour_overlap": lambda items: functional.neighbour_overlap(items, ROWS[:, :4], k=3).per_item,
+    "embedding_movement": lambda items: functional.embedding_movement(items, ROWS[:, :4]),
     "trial_scores": lambda items: functional.trial_scores(items, [0, 1], [4, 6]),
     "linear_probe": lambda items: functional.linear_probe(items, LABELS, items, LABELS).values,
     "identification": lambda items: functional.evaluate_identification(items, LABELS, items, LABELS + 1).values,
@@ -84,7 +86,7 @@ def test_floats_of_8_bits_are_read_from_files(tmp_path):
 def test_nested_tensors_of_either_layout_are_refused_with_the_way_out(name):
     for layout in (torch.strided, torch.jagged):
         nested = torch.nested.nested_tensor([*ROWS], layout=layout)
-        with pytest.raises(ValueError, match=r"\b(queries|embeddings)\.to_padded_tensor\(0\.0\)"):
+        with pytest.raises(ValueError, match=r"\b(queries|embeddings|first|before)\.to_padded_tensor\(0\.0\)"):
             CALLS[name](nested)
 
 

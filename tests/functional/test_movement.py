@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fewshot_callbacks.functional.movement import embedding_movement
+from fewshot_callbacks import embedding_movement
 from tests.messages import refused
 
 

@@ -80,6 +80,8 @@ CALLS = {
     "evaluate_trials": lambda: functional.evaluate_trials(
         SHARES.tolist(), LABELS % 2, metrics=TRIAL_KEYS, folds=IDS % 4
     ),
+    "neighbour_overlap": lambda: functional.neighbour_overlap(ITEMS, OTHERS),
+    "embedding_movement": lambda: functional.embedding_movement(ITEMS, OTHERS),
     "trial_scores": lambda: functional.trial_scores(ITEMS, IDS[:10], IDS[10:20]),
     "identification": lambda: functional.evaluate_identification(ITEMS, LABELS, OTHERS[:40], LABELS[:40] + 5),
     "compression_costs": lambda: functional.compression_costs(ITEMS, LABELS, dims=[3], metrics=("mAP", "auroc")),

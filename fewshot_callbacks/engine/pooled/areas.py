@@ -84,10 +84,8 @@ class PooledAreas:
 
         A tie counts one half. The count is exact and is rounded once. It may take another pass over all pairs.
         """
-        total = 2 * self._grid.total * self._negatives.total
-        if not total:
+        if not self._grid.total or not self._negatives.total:
             return math.nan
-        # twice the number of pairs in the wrong order; a tie is half a pair
         wrong = 0
         # All negatives are below the relevant pairs of the other cells.
         for group in self._groups_below(self._first_free_cell()):
@@ -100,9 +98,8 @@ class PooledAreas:
             self._negatives.close(just_above)
             negatives_reaching, _ = self._negatives.bounds(group.scores)
             negatives_above, _ = self._negatives.bounds(just_above)
-            # A negative above the score counts twice. A tied negative counts once: it reaches the score but is not above it.
-            wrong += _exact_sum_of_products(group.pairs, negatives_reaching + negatives_above)
-        return (total - wrong) / total
+            wrong += twice_in_wrong_order(group.pairs, negatives_reaching, negatives_above)
+        return share_in_right_order(wrong, self._grid.total, self._negatives.total)
 
     def expected_passes(self) -> int:
         """Return the largest number of further passes that the exact areas take: one for each open group."""
@@ -142,6 +139,30 @@ class PooledAreas:
         """Return (grid + 1,) the number of the group to which the scores of each cell of the grid belong."""
         groups: Ints = (self._grid.total - self._grid.reaching_upper_ends) // self._room
         return groups
+
+
+def twice_in_wrong_order(relevant: Ints, negatives_reaching: Ints, negatives_above: Ints) -> int:
+    """Return twice the number of pairs of a relevant score and a negative in the wrong order; a tie is half a pair.
+
+    Args:
+        relevant: (scores,) number of relevant pairs with each score.
+        negatives_reaching: (scores,) number of negatives with this score or a higher one.
+        negatives_above: (scores,) number of negatives with a higher score.
+    """
+    # A negative above counts twice. A tied one counts once: it reaches the score, but does not lie above it.
+    return _exact_sum_of_products(relevant, negatives_reaching + negatives_above)
+
+
+def share_in_right_order(wrong: int, relevant: int, negatives: int) -> float:
+    """Return the area under the ROC curve, rounded once, from exact counts.
+
+    Args:
+        wrong: The sum of `twice_in_wrong_order` over all scores.
+        relevant: Number of all relevant pairs, at least 1.
+        negatives: Number of all negatives, at least 1.
+    """
+    total = 2 * relevant * negatives
+    return (total - wrong) / total
 
 
 def _exact_sum_of_products(first: Ints, second: Ints) -> int:

@@ -12,6 +12,7 @@ import torch
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.options import Progress, part_of_progress
 from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.functional._arrow import without_arrow
 from fewshot_callbacks.functional._equality import equal_with_nan
 from fewshot_callbacks.functional._reading import as_tensor, default_mode, named
 from fewshot_callbacks.functional._table import table
@@ -486,6 +487,8 @@ def costs_beside(
 
 def _read(queries: Any, gallery: Any | None, processes: Processes) -> _CompressionInputs:
     """Return rows as tensors on the CPU, or as other arrays, with dimension and type in all processes. *Collective*."""
+    queries = without_arrow(queries, "queries", _CALL)
+    gallery = without_arrow(gallery, "gallery", _CALL)
     query_rows = _rows("queries", queries)
     item_rows = query_rows if gallery is None else _rows("gallery", gallery)
     given = [(query_rows, queries), (item_rows, queries if gallery is None else gallery)]

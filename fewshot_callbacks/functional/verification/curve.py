@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from fewshot_callbacks.engine.pooled.areas import share_in_right_order, twice_in_wrong_order
 from fewshot_callbacks.functional.retrieval.operating_points import equal_error_rate
 from fewshot_callbacks.functional.retrieval.pair_counts import BINS, MATCH_STEPS, RECALL_STEPS, PairCounts
 
@@ -79,6 +80,24 @@ class Curve:
         below = above - 1
         rate = equal_error_rate(float(fnmr[below]), float(fmr[below]), float(fnmr[above]), float(fmr[above]))
         return rate, float(self.thresholds[below])
+
+    def area_under_roc(self) -> float:
+        """Return the share of a target trial and a non-target trial that are in the right order; a tie counts one half."""
+        targets = self.accepted[0, :-1] - self.accepted[0, 1:]
+        wrong = twice_in_wrong_order(targets, self.accepted[1, :-1], self.accepted[1, 1:])
+        return share_in_right_order(wrong, self.targets, self.nontargets)
+
+    def shares_in_right_order(self) -> Float[np.ndarray, "trials"]:
+        """Return the share of the trials of the other kind that each trial is in the right order with.
+
+        The mean over the trials of either kind is the area under the ROC curve.
+        """
+        # A trial with the same score counts one half: it reaches the score, but it is not above it.
+        targets_above, nontargets_above = (self.accepted[:, :-1] + self.accepted[:, 1:]) / 2
+        trials_of_score = np.diff(np.append(self._starts, len(self.same)))
+        of_target = np.repeat(1 - nontargets_above / self.nontargets, trials_of_score)
+        of_nontarget = np.repeat(targets_above / self.targets, trials_of_score)
+        return np.where(self.same, of_target, of_nontarget)
 
     def slope(self, rate: float) -> float:
         """Return by how much FNMR falls where FMR grows, near a false match rate.

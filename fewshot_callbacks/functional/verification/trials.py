@@ -98,6 +98,13 @@ def _accepted_at(trials: _TrialInputs, p: float) -> _Value:
     return _Value(int(curve.accepted[0, position]) / curve.targets, float(curve.thresholds[position]), weights)
 
 
+def _area_under_roc(trials: _TrialInputs) -> _Value:
+    """Return the share of a target trial and a non-target trial that are in the right order."""
+    curve = trials.curve
+    # A trial moves the area by its share of trials in the right order, through the mean over its kind.
+    return _Value(curve.area_under_roc(), math.nan, (1.0, 1.0), curve.shares_in_right_order())
+
+
 def _accuracy(trials: _TrialInputs) -> _Value:
     """Return the mean over folds of the share of right decisions, at the threshold that is best on the other folds."""
     curve = trials.curve
@@ -139,6 +146,12 @@ TRIAL_METRICS = (
     ),
     Metric("tar@far{p}", "pairs", _accepted_at, "Target pairs accepted where at most {p} of non-target pairs are."),
     Metric(
+        "pair_auroc",
+        "pairs",
+        _area_under_roc,
+        "Share of a target trial and a non-target one in the right order; ties count one half.",
+    ),
+    Metric(
         "accuracy",
         "pairs",
         _accuracy,
@@ -177,7 +190,7 @@ class TrialReport(Values):
     """metric -> value, in the order of `metrics`"""
     thresholds: dict[str, float]
     """metric -> the score from which a trial is accepted for its value; infinite where none may be. Of `eer` it is the score
-    at which both rates cross. `accuracy` has one in each fold, and `cllr` none"""
+    at which both rates cross. `accuracy` has one in each fold, and `pair_auroc` and `cllr` have none"""
     intervals: dict[str, Interval]
     """metric -> confidence interval, robust to the dependence of trials that share an identity; none without identities"""
     confidence: float
@@ -301,6 +314,8 @@ def evaluate_trials(
     - `min_dcf@0.01`: with p = 0.01, `miss_cost` a and `false_match_cost` b, the least over all thresholds of
       (a p FNMR + b (1 - p) FMR) / min(a p, b (1 - p)). To accept all and to accept none are among them: it is at most 1.
     - `tar@far0.001`: 1 - FNMR at the lowest threshold whose FMR is at most 0.001.
+    - `pair_auroc`: the area under the ROC curve of all trials, as `evaluate_retrieval` has it for all pairs: the share of
+      the couples of a target trial and a non-target trial in which the target trial scores higher; ties count one half.
     - `accuracy`: with `folds`, the mean over folds of the share of right decisions, at the threshold that is best on the
       other folds; the middle, where all of an interval are as good.
     - `cllr`: half the mean of log2(1 + e^-s) over target trials and half that of log2(1 + e^s) over non-target trials, of
@@ -332,6 +347,8 @@ def evaluate_trials(
         >>> report = evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], folds=[0, 1, 2, 0, 1, 2])
         >>> report["eer"], report["tar@far0.01"], report.thresholds["tar@far0.01"]
         (0.3333333333333333, 0.6666666666666666, 0.8)
+        >>> evaluate_trials([0.9, 0.8, 0.3, 0.7], [1, 1, 1, 0], metrics=("pair_auroc",))["pair_auroc"]  # two of three
+        0.6666666666666666
     """
     normal_quantile(confidence)
     miss_cost = positive_number(_CALL, "miss_cost", miss_cost, "Pass a cost such as 1.0.")

@@ -95,7 +95,8 @@ def test_the_tables_of_coming_from_are_known(page):
 @pytest.mark.parametrize(
     ("key", "meant"),
     [("EER", "eer"), ("minDCF", "min_dcf@0.95"), ("min_dcf_0.01", "min_dcf@0.01"), ("TAR@FAR=0.01", "tar@far0.01"),
-     ("tar@fmr0.1", "tar@far0.1"), ("Cllr", "cllr"), ("TMR@FMR1e-3", "tar@far1e-3")],
+     ("tar@fmr0.1", "tar@far0.1"), ("Cllr", "cllr"), ("TMR@FMR1e-3", "tar@far1e-3"),
+     ("auroc", "pair_auroc"), ("roc_auc_score", "pair_auroc")],
 )  # fmt: skip
 def test_names_of_verification(key, meant):
     with refused(ValueError, f"'{key}'", f"'{meant}'"):

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t
+from sklearn.metrics import roc_auc_score
 
 from fewshot_callbacks import evaluate_retrieval, evaluate_trials
 from tests.cases import examples
@@ -61,12 +62,15 @@ def test_of_equal_costs_the_highest_threshold_counts():
 
 
 def test_all_pairs_of_a_set_are_trials_like_others():
-    embeddings, labels = torch.randint(-2, 3, (40, 3)).double() + 0.1, torch.arange(40) % 6
-    of_set = evaluate_retrieval(embeddings, labels, metrics=("eer", "fnmr@fmr0.05"), similarity="euclidean")
+    embeddings, labels = torch.randint(-2, 3, (40, 3)).double(), torch.arange(40) % 6
+    of_set = evaluate_retrieval(
+        embeddings, labels, metrics=("eer", "fnmr@fmr0.05", "pair_auroc"), similarity="euclidean"
+    )
     i, j = torch.triu_indices(40, 40, 1)
     scores = -((embeddings[i] - embeddings[j]) ** 2).sum(1)
-    found = evaluate_trials(scores, labels[i] == labels[j], metrics=("eer", "tar@far0.05"))
+    found = evaluate_trials(scores, labels[i] == labels[j], metrics=("eer", "tar@far0.05", "pair_auroc"))
     assert found["eer"] == of_set["eer"]
+    assert found["pair_auroc"] == of_set["pair_auroc"]
     assert 1 - found["tar@far0.05"] == of_set["fnmr@fmr0.05"]
 
 
@@ -106,6 +110,39 @@ def test_cost_of_likelihood_ratios():
     assert evaluate_trials([0, 0], [True, False], metrics=("cllr",))["cllr"] == 1
 
 
+@settings(max_examples=examples(120), deadline=None)
+@given(trials)
+def test_the_area_under_the_roc_curve_is_the_share_of_couples_in_the_right_order(drawn):
+    """Ties count one half; the exact fraction is rounded once."""
+    targets, others = ([score for score, kind in drawn if kind == wanted] for wanted in (True, False))
+    right = sum((one > other) + Fraction(one == other, 2) for one in targets for other in others)
+    scores, same = zip(*drawn, strict=True)
+    report = evaluate_trials(scores, same, metrics=("pair_auroc",))
+    assert report["pair_auroc"] == float(right / (len(targets) * len(others)))
+    assert report["pair_auroc"] == pytest.approx(roc_auc_score(same, scores), abs=1e-15)
+    assert report.thresholds == {}
+
+
+def test_the_interval_of_the_area_is_delongs_if_no_two_trials_share_an_identity():
+    """DeLong et al. 1988: the variances of both kinds of placements, each over its number of trials, add up."""
+    rng = np.random.default_rng(0)
+    same = np.arange(900) < 300
+    scores = np.round(rng.normal(size=900) + same, 1)
+    first = np.arange(900)
+    second = np.where(same, first, first + 1000)
+    report = evaluate_trials(scores, same, first=first, second=second, metrics=("pair_auroc",))
+    targets, others = scores[same], scores[~same]
+    placements = [np.mean((others < score) + (others == score) / 2) for score in targets]
+    other_placements = [np.mean((targets > score) + (targets == score) / 2) for score in others]
+    assert report["pair_auroc"] == pytest.approx(np.mean(placements), rel=1e-12)
+    error = math.sqrt(np.var(placements, ddof=1) / 300 + np.var(other_placements, ddof=1) / 600)
+    # On the scale of the logit the interval is symmetric.
+    low, high = report.intervals["pair_auroc"]
+    value = report["pair_auroc"]
+    reach = (math.log(high / (1 - high)) - math.log(low / (1 - low))) / 2
+    assert reach == pytest.approx(1.96 * error / (value * (1 - value)), rel=0.02)
+
+
 def scored_pairs(identities, items, seed):
     """Scores, kinds and identities of all pairs."""
     rng = np.random.default_rng(seed)
@@ -118,7 +155,7 @@ def scored_pairs(identities, items, seed):
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     """Of 60 sets 48 or more with a probability of 99.9 % if 94 % do; taking trials as independent holds far fewer."""
-    keys = ("eer", "min_dcf@0.1", "tar@far0.05", "tar@far0.1", "cllr")
+    keys = ("eer", "pair_auroc", "min_dcf@0.1", "tar@far0.05", "tar@far0.1", "cllr")
     truth = evaluate_trials(*scored_pairs(700, 3, 0)[:2], metrics=keys)
     held = dict.fromkeys(keys, 0)
     for seed in range(60):
@@ -171,6 +208,10 @@ def test_order_and_form_do_not_matter():
 
 def test_what_the_report_shows():
     scores, same, first, second = scored_pairs(20, 3, 5)
+    of_area = evaluate_trials(scores, same, first=first, second=second, metrics=("pair_auroc",))
+    low, high = of_area.intervals["pair_auroc"]
+    line = str(of_area).splitlines()[1]
+    assert missing_facts(line, ("pair_auroc", f"{of_area['pair_auroc']:.4f}", f"{low:.4f}", f"{high:.4f}")) == []
     report = evaluate_trials(scores, same, first=first, second=second)
     assert str(report).splitlines()[0] == "1,770 trials, 60 target, 1,710 non-target"
     assert report.notes == (

@@ -1,0 +1,125 @@
+"""Columns of other libraries as NumPy arrays: pyarrow, Polars, pandas and whatever else exports Arrow's C interface."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.errors import InputError
+from fewshot_callbacks.storage.arrow_values import (
+    MissingValueError,
+    UnequalLengthsError,
+    is_list,
+    number_type,
+    plain_type,
+    plain_values,
+    storage_type,
+    vectors_of,
+)
+from fewshot_callbacks.system.extras import required_extra
+
+
+def without_arrow(value: Any, name: str, call: str) -> Any:
+    """Return an Arrow column as a NumPy array, and any other value as it is.
+
+    A column of vectors, which are lists of numbers of one length, becomes (rows, dim). The numbers are not copied if the
+    column has one chunk. A column of single values becomes (rows,) if NumPy cannot read it by itself.
+
+    Raises:
+        ValueError: A row or a number is null, lists have different lengths, or lists contain anything but numbers.
+        ModuleNotFoundError: pyarrow is not installed, and the value cannot be read without it.
+    """
+    if not is_arrow(value):
+        return value
+    source = value if _is_exporter(value) else value.source.with_format("arrow")[value.column_name]
+    column = _imported(source, name, call)
+    if column is None:
+        return value
+    kind = plain_type(column.type)
+    if is_list(kind) and number_type(kind) is None:
+        raise InputError(
+            f"{call}: {name} is a column of {kind}, and only lists of numbers are vectors. Pass one list of numbers for "
+            "each item."
+        )
+    if is_list(kind):
+        return _vectors(column, name, call)
+    if hasattr(source, "__array__"):
+        return source
+    if import_module("pyarrow.types").is_struct(kind):
+        names = ", ".join(repr(field.name) for field in kind)
+        raise InputError(f"{call}: {name} is a table with the columns {names}. Pass one of them.")
+    return np.concatenate([plain_values(chunk).to_numpy(zero_copy_only=False) for chunk in _chunks(column)])
+
+
+def is_arrow(value: Any) -> bool:
+    """Return whether a value is a column that Arrow's C interface exports, and not an array of NumPy's numbers."""
+    if isinstance(value, Tensor | np.ndarray | list | tuple):
+        return False
+    if not _is_exporter(value):
+        return _is_of_data_set(value)
+    dtype = getattr(value, "dtype", None)
+    return not isinstance(dtype, np.dtype) or dtype.hasobject
+
+
+def _is_exporter(value: Any) -> bool:
+    return hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__")
+
+
+def _is_of_data_set(value: Any) -> bool:
+    """Return whether a value is a column of a Hugging Face data set; with a transform it has other values than the set."""
+    source: Any = getattr(value, "source", None)
+    return hasattr(source, "with_format") and hasattr(value, "column_name") and source.format["type"] != "custom"
+
+
+def _imported(source: Any, name: str, call: str) -> Any | None:
+    """Return a pyarrow ChunkedArray of what exports a column; None for what NumPy reads, and Arrow cannot represent."""
+    try:
+        with required_extra("files", f"{call}: {name}, a column of vectors,"):
+            arrow = import_module("pyarrow")
+    except ModuleNotFoundError:
+        if hasattr(source, "__array__") and not _has_rows(np.asarray(source)):
+            return None
+        raise
+    try:
+        return arrow.chunked_array(source)
+    except (arrow.ArrowException, TypeError, ValueError):  # such as Python objects of several types
+        if hasattr(source, "__array__"):
+            return None
+        raise
+
+
+def _has_rows(array: NDArray[Any]) -> bool:
+    """Return whether an array contains rows as Python objects."""
+    first = array[0] if array.dtype.hasobject and array.ndim == 1 and len(array) else None
+    return hasattr(first, "__len__") and not isinstance(first, str | bytes)
+
+
+def _chunks(column: Any) -> list[Any]:
+    """Return the chunks with rows; a chunk without rows if there are none."""
+    without_rows = import_module("pyarrow").nulls(0, storage_type(column.type))
+    return [chunk for chunk in column.chunks if len(chunk)] or [without_rows]
+
+
+def _vectors(column: Any, name: str, call: str) -> NDArray[Any]:
+    """Return (rows, dim) the vectors of a column; one chunk is not copied."""
+    parts: list[NDArray[Any]] = []
+    first_row = 0
+    try:
+        for chunk in _chunks(column):
+            dim = parts[0].shape[1] if parts else None
+            parts.append(vectors_of(plain_values(chunk), first_row, dim))
+            first_row += len(chunk)
+    except MissingValueError as fact:
+        row = f"row {fact.row} of {name}"
+        null = f"{row} is null" if fact.component is None else f"{row} has a null at index {fact.component}"
+        raise InputError(f"{call}: {null}. Drop rows with nulls from all arguments.") from None
+    except UnequalLengthsError as fact:
+        raise InputError(
+            f"{call}: the lists in {name} have {fact.dim} numbers, and the list in row {fact.row} has {fact.length}. Pass "
+            "vectors of one length."
+        ) from None
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
