@@ -149,7 +149,7 @@ def twice_in_wrong_order(relevant: Ints, negatives_reaching: Ints, negatives_abo
         negatives_reaching: (scores,) number of negatives with this score or a higher one.
         negatives_above: (scores,) number of negatives with a higher score.
     """
-    # A negative above counts twice. A tied one counts once: it reaches the score, but does not lie above it.
+    # A negative above the score counts twice. A tied negative counts once: it reaches the score but is not above it.
     return _exact_sum_of_products(relevant, negatives_reaching + negatives_above)
 
 
