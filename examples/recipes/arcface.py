@@ -12,7 +12,9 @@ class ArcFace(LightningModule):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.backbone = Conv4(1)
-        self.loss = ArcFaceLoss(classes, embedding_size=256)  # a submodule, so its weights are trained and saved
+        self.loss = ArcFaceLoss(
+            classes, embedding_size=256
+        )  # a submodule, so its weights are trained and saved
 
     def training_step(self, batch, batch_idx):
         images, labels = batch

@@ -7,19 +7,35 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks import ClassBalancedBatchSampler, EmbeddingModule, RetrievalMonitor, SoftAveragePrecisionLoss
+from fewshot_callbacks import (
+    ClassBalancedBatchSampler,
+    EmbeddingModule,
+    RetrievalMonitor,
+    SoftAveragePrecisionLoss,
+)
 
-resnet = torchvision.models.resnet18(weights=None)  # "DEFAULT" downloads weights
+resnet = torchvision.models.resnet18(
+    weights=None
+)  # "DEFAULT" downloads weights
 resnet.fc = nn.Linear(resnet.fc.in_features, 128)  # the embedding
-from_timm = timm.create_model("resnet10t", pretrained=False, num_classes=128)  # its classifier has 128 outputs instead
+from_timm = timm.create_model(
+    "resnet10t", pretrained=False, num_classes=128
+)  # its classifier has 128 outputs instead
 
 seed_everything(0)
 labels = torch.arange(80) % 20
 images = torch.rand(20, 3, 32, 32)[labels] + torch.rand(80, 3, 32, 32)
 data = TensorDataset(images, labels)
-sampler = ClassBalancedBatchSampler(labels, classes_per_batch=4, items_per_class=4)
+sampler = ClassBalancedBatchSampler(
+    labels, classes_per_batch=4, items_per_class=4
+)
 for name, backbone in {"torchvision": resnet, "timm": from_timm}.items():
-    trainer = Trainer(max_epochs=1, callbacks=[RetrievalMonitor()], logger=False, enable_checkpointing=False)
+    trainer = Trainer(
+        max_epochs=1,
+        callbacks=[RetrievalMonitor()],
+        logger=False,
+        enable_checkpointing=False,
+    )
     trainer.fit(
         EmbeddingModule(backbone, SoftAveragePrecisionLoss()),
         DataLoader(data, batch_sampler=sampler),

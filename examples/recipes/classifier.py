@@ -5,18 +5,29 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fewshot_callbacks import DiscriminantRatioMonitor, Glyphs, RetrievalMonitor
+from fewshot_callbacks import (
+    DiscriminantRatioMonitor,
+    Glyphs,
+    RetrievalMonitor,
+)
 
 
 class Classifier(LightningModule):
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(32 * 32, 256), nn.ReLU(), nn.Linear(256, 64))
+        self.encoder = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(32 * 32, 256),
+            nn.ReLU(),
+            nn.Linear(256, 64),
+        )
         self.classifier = nn.Linear(64, classes)
 
     def training_step(self, batch, batch_idx):
         images, labels = batch
-        return nn.functional.cross_entropy(self.classifier(self.encoder(images)), labels)
+        return nn.functional.cross_entropy(
+            self.classifier(self.encoder(images)), labels
+        )
 
     def validation_step(self, batch, batch_idx):
         self.encoder(batch[0])  # its output is what the monitors read
@@ -43,4 +54,6 @@ trainer.fit(
     DataLoader(train, batch_size=256, shuffle=True),
     DataLoader(val, batch_size=512),
 )
-print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J {trainer.callback_metrics['val/J']:.2f}")
+print(
+    f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J {trainer.callback_metrics['val/J']:.2f}"
+)

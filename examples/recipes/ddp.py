@@ -24,7 +24,9 @@ class Encoder(LightningModule):
 def main() -> None:
     seed_everything(0)
     labels = torch.arange(201) % 20
-    data = TensorDataset(torch.eye(20)[labels] + 0.3 * torch.randn(201, 20), labels)
+    data = TensorDataset(
+        torch.eye(20)[labels] + 0.3 * torch.randn(201, 20), labels
+    )
     trainer = Trainer(
         accelerator="cpu",  # on two GPUs: accelerator="gpu"
         devices=2,
@@ -33,8 +35,13 @@ def main() -> None:
         logger=False,
         enable_checkpointing=False,
     )
-    trainer.validate(Encoder(), DataLoader(data, batch_size=16), verbose=False)
-    print(f"rank {trainer.global_rank}: mAP {trainer.callback_metrics['val/mAP']:.6f}", flush=True)
+    trainer.validate(
+        Encoder(), DataLoader(data, batch_size=16), verbose=False
+    )
+    print(
+        f"rank {trainer.global_rank}: mAP {trainer.callback_metrics['val/mAP']:.6f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ from fewshot_callbacks import search_quality
 
 generator = np.random.default_rng(0)
 labels = np.arange(10_500) % 300
-rows = (generator.standard_normal((300, 32))[labels] + generator.standard_normal((10_500, 32))).astype(np.float32)
+rows = (
+    generator.standard_normal((300, 32))[labels]
+    + generator.standard_normal((10_500, 32))
+).astype(np.float32)
 faiss.normalize_L2(rows)  # so that the inner product is the cosine
 queries, gallery = rows[:500], rows[500:]
 

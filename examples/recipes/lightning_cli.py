@@ -39,11 +39,16 @@ model:
 class Classifier(LightningModule):
     def __init__(self, dim: int = 16) -> None:
         super().__init__()
-        self.encoder, self.classifier = nn.Linear(20, dim), nn.Linear(dim, 20)
+        self.encoder, self.classifier = (
+            nn.Linear(20, dim),
+            nn.Linear(dim, 20),
+        )
 
     def training_step(self, batch, batch_idx):
         points, labels = batch
-        return nn.functional.cross_entropy(self.classifier(self.encoder(points)), labels)
+        return nn.functional.cross_entropy(
+            self.classifier(self.encoder(points)), labels
+        )
 
     def validation_step(self, batch, batch_idx):
         self.encoder(batch[0])
@@ -55,7 +60,9 @@ class Classifier(LightningModule):
 class Points(LightningDataModule):
     def setup(self, stage):
         labels = torch.arange(200) % 20
-        self.data = TensorDataset(torch.eye(20)[labels] + 0.3 * torch.randn(200, 20), labels)
+        self.data = TensorDataset(
+            torch.eye(20)[labels] + 0.3 * torch.randn(200, 20), labels
+        )
 
     def train_dataloader(self):
         return DataLoader(self.data, batch_size=50)
@@ -71,4 +78,6 @@ if __name__ == "__main__":
             Classifier, Points, args=["fit", "--config", str(config)]
         )  # leave args out for your own command
     values = cli.trainer.callback_metrics
-    print(f"mAP {values['val/mAP']:.3f}, Recall@5 {values['val/recall@5']:.3f}, J {values['val/J']:.2f}")
+    print(
+        f"mAP {values['val/mAP']:.3f}, Recall@5 {values['val/recall@5']:.3f}, J {values['val/J']:.2f}"
+    )

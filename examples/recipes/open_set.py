@@ -21,17 +21,32 @@ from fewshot_callbacks import (
 seed_everything(0)
 train, test = Glyphs("train"), Glyphs("val")
 module = EmbeddingModule(Conv4(1), SoftAveragePrecisionLoss())
-sampler = ClassBalancedBatchSampler(train.labels, classes_per_batch=16, items_per_class=4, batches=30)
-trainer = Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+sampler = ClassBalancedBatchSampler(
+    train.labels, classes_per_batch=16, items_per_class=4, batches=30
+)
+trainer = Trainer(
+    max_epochs=1,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
 trainer.fit(module, DataLoader(train, batch_sampler=sampler))
 
 with torch.inference_mode():
-    parts = [(module.eval()(images), labels) for images, labels in DataLoader(test, batch_size=512)]
+    parts = [
+        (module.eval()(images), labels)
+        for images, labels in DataLoader(test, batch_size=512)
+    ]
 embeddings, labels = (torch.cat(part) for part in zip(*parts, strict=True))
 
 # a third of the marks is ours, a third finds the threshold, a third tries it; of ours two drawings are enrolled
 ours, others, strangers = (labels % 3 == part for part in range(3))
-first = torch.stack([(labels[:n] == label).sum() for n, label in enumerate(labels)]) < 2
+first = (
+    torch.stack(
+        [(labels[:n] == label).sum() for n, label in enumerate(labels)]
+    )
+    < 2
+)
 gallery, known = ours & first, ours & ~first
 
 queries = known | others
@@ -40,7 +55,12 @@ report = evaluate_identification(
     labels[queries],
     embeddings[gallery],
     labels[gallery],
-    metrics=("recall@1", "tpir@fpir0.01", "tpir@fpir0.1", "tpir@fpir0.1_rank5"),
+    metrics=(
+        "recall@1",
+        "tpir@fpir0.01",
+        "tpir@fpir0.1",
+        "tpir@fpir0.1_rank5",
+    ),
 )
 print(report)
 
@@ -48,4 +68,6 @@ print(report)
 threshold = report.thresholds["tpir@fpir0.1"]
 found = nearest(embeddings[strangers], gallery=embeddings[gallery], k=1)
 wrong = (found.scores[:, 0] >= threshold).double().mean()
-print(f"accepted from {threshold:.4f}: {wrong:.1%} of the strangers, where 10 % were allowed of others")
+print(
+    f"accepted from {threshold:.4f}: {wrong:.1%} of the strangers, where 10 % were allowed of others"
+)

@@ -15,7 +15,9 @@ from fewshot_callbacks import (
 
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
-sampler = ClassBalancedBatchSampler(train.labels, classes_per_batch=16, items_per_class=4, batches=10)
+sampler = ClassBalancedBatchSampler(
+    train.labels, classes_per_batch=16, items_per_class=4, batches=10
+)
 trainer = Trainer(
     max_epochs=1,
     callbacks=[

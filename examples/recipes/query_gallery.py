@@ -21,11 +21,23 @@ class Encoder(LightningModule):
 seed_everything(0)
 centres = torch.randn(20, 20)
 query_labels, gallery_labels = torch.arange(40) % 20, torch.arange(200) % 20
-queries = TensorDataset(centres[query_labels] + torch.randn(40, 20), query_labels)
-gallery = TensorDataset(centres[gallery_labels] + torch.randn(200, 20), gallery_labels)
+queries = TensorDataset(
+    centres[query_labels] + torch.randn(40, 20), query_labels
+)
+gallery = TensorDataset(
+    centres[gallery_labels] + torch.randn(200, 20), gallery_labels
+)
 trainer = Trainer(
-    callbacks=[RetrievalMonitor(gallery=1)],  # the second loader; every other loader is a set of queries
+    callbacks=[
+        RetrievalMonitor(gallery=1)
+    ],  # the second loader; every other loader is a set of queries
     logger=False,
     enable_checkpointing=False,
 )
-trainer.validate(Encoder(), [DataLoader(queries, batch_size=32), DataLoader(gallery, batch_size=32)])
+trainer.validate(
+    Encoder(),
+    [
+        DataLoader(queries, batch_size=32),
+        DataLoader(gallery, batch_size=32),
+    ],
+)

@@ -25,18 +25,32 @@ def write_embeddings(folder: Path) -> list[str]:
     """Write 1,000 embeddings of 50 classes in four files, as your embedding jobs do, and return their paths."""
     random = np.random.default_rng(0)
     labels = np.arange(1000) % 50
-    embeddings = np.eye(50)[labels] + 0.3 * random.standard_normal((1000, 50))
+    embeddings = np.eye(50)[labels] + 0.3 * random.standard_normal(
+        (1000, 50)
+    )
     for part, rows in enumerate(np.array_split(np.arange(1000), 4)):
-        np.savez(folder / f"part-{part}.npz", embeddings=embeddings[rows].astype(np.float16), labels=labels[rows])
+        np.savez(
+            folder / f"part-{part}.npz",
+            embeddings=embeddings[rows].astype(np.float16),
+            labels=labels[rows],
+        )
     return [str(path) for path in sorted(folder.glob("part-*.npz"))]
 
 
 def evaluate(config: dict) -> None:
     """Evaluate the whole set in one of the workers."""
-    rank, workers = get_context().get_world_rank(), get_context().get_world_size()
-    own = [str(path) for path in np.array_split(config["files"], workers)[rank]]
+    rank, workers = (
+        get_context().get_world_rank(),
+        get_context().get_world_size(),
+    )
+    own = [
+        str(path) for path in np.array_split(config["files"], workers)[rank]
+    ]
     report = evaluate_retrieval(
-        Shards(own, labels="labels"), share=Share(all_processes()), metrics=METRICS, memory_mb=512
+        Shards(own, labels="labels"),
+        share=Share(all_processes()),
+        metrics=METRICS,
+        memory_mb=512,
     )
     if rank == 0:
         report.save(config["report"])
@@ -46,19 +60,28 @@ def main() -> None:
     folder = Path.cwd()
     files = write_embeddings(folder)
     # workers exchange rows through torch, and not through the object store; their output goes to the logs of Ray
-    ray.init(num_cpus=2, object_store_memory=100 * 2**20, log_to_driver=False)
+    ray.init(
+        num_cpus=2, object_store_memory=100 * 2**20, log_to_driver=False
+    )
     try:
         TorchTrainer(
             evaluate,
-            train_loop_config={"files": files, "report": str(folder / "ray.report.npz")},
+            train_loop_config={
+                "files": files,
+                "report": str(folder / "ray.report.npz"),
+            },
             scaling_config=ScalingConfig(num_workers=2),  # one CPU each
             torch_config=TorchConfig(backend="gloo"),
-            run_config=RunConfig(name="evaluation", storage_path=str(folder / "ray_results")),
+            run_config=RunConfig(
+                name="evaluation", storage_path=str(folder / "ray_results")
+            ),
         ).fit()
     finally:
         ray.shutdown()  # stops the processes that ray.init started
     report = RetrievalReport.load(folder / "ray.report.npz")
-    print(f"{report.queries:,} queries, recall@1 {report.values['recall@1']:.6f}, mAP {report.mAP:.6f}")
+    print(
+        f"{report.queries:,} queries, recall@1 {report.values['recall@1']:.6f}, mAP {report.mAP:.6f}"
+    )
 
 
 if __name__ == "__main__":

@@ -24,10 +24,15 @@ class SimCLR(LightningModule):
 
     def training_step(self, images, batch_idx):
         first, second = (
-            nn.functional.normalize(self.projector(self.backbone(augment_glyphs(images))), dim=1) for _ in range(2)
+            nn.functional.normalize(
+                self.projector(self.backbone(augment_glyphs(images))), dim=1
+            )
+            for _ in range(2)
         )
         logits = first @ second.T / 0.2
-        return nn.functional.cross_entropy(logits, torch.arange(len(images), device=self.device))
+        return nn.functional.cross_entropy(
+            logits, torch.arange(len(images), device=self.device)
+        )
 
     def validation_step(self, batch, batch_idx):
         self.backbone(batch[0])
@@ -42,24 +47,38 @@ def without_labels(items):
 
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
-source = EmbeddingSource("backbone", views=2)  # each item is embedded twice in a training step
+source = EmbeddingSource(
+    "backbone", views=2
+)  # each item is embedded twice in a training step
 trainer = Trainer(
     max_epochs=1,
     limit_train_batches=5,
     callbacks=[
-        EmbeddingHealthMonitor(source=source, every_n_steps=5),  # says so if the embedding collapses
-        DiscriminantRatioMonitor(source=source, every_n_steps=None),  # J needs labels: validation alone
+        EmbeddingHealthMonitor(
+            source=source, every_n_steps=5
+        ),  # says so if the embedding collapses
+        DiscriminantRatioMonitor(
+            source=source, every_n_steps=None
+        ),  # J needs labels: validation alone
         RetrievalMonitor(source=source),
-        KnnMonitor(20, bank="self", source=source),  # "train" where both sets have the same classes
+        KnnMonitor(
+            20, bank="self", source=source
+        ),  # "train" where both sets have the same classes
     ],
     logger=False,
     enable_checkpointing=False,
 )
 trainer.fit(
     SimCLR(),
-    DataLoader(train, batch_size=64, shuffle=True, collate_fn=without_labels),
+    DataLoader(
+        train, batch_size=64, shuffle=True, collate_fn=without_labels
+    ),
     DataLoader(val, batch_size=512),
 )
 found = trainer.callback_metrics
-print(f"RankMe {found['train/rankme']:.1f} of a batch of 128 views, {found['val/rankme']:.1f} of all 256 dimensions")
-print(f"mAP {found['val/mAP']:.3f}; a vote of 20 neighbours is right for {found['val/knn@20']:.3f}")
+print(
+    f"RankMe {found['train/rankme']:.1f} of a batch of 128 views, {found['val/rankme']:.1f} of all 256 dimensions"
+)
+print(
+    f"mAP {found['val/mAP']:.3f}; a vote of 20 neighbours is right for {found['val/knn@20']:.3f}"
+)

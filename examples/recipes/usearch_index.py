@@ -7,7 +7,10 @@ from fewshot_callbacks import search_quality
 
 generator = np.random.default_rng(0)
 labels = np.arange(10_500) % 300
-rows = (generator.standard_normal((300, 32))[labels] + generator.standard_normal((10_500, 32))).astype(np.float32)
+rows = (
+    generator.standard_normal((300, 32))[labels]
+    + generator.standard_normal((10_500, 32))
+).astype(np.float32)
 queries, gallery = rows[:500], rows[500:]
 
 
@@ -25,7 +28,11 @@ index = int8_index()
 index.add(np.arange(len(gallery)), gallery)
 matches = index.search(queries, 10)
 # Beyond the number of items that were found, keys mean nothing.
-found = np.where(np.arange(10) < np.asarray(matches.counts)[:, None], matches.keys.astype(np.int64), -1)
+found = np.where(
+    np.arange(10) < np.asarray(matches.counts)[:, None],
+    matches.keys.astype(np.int64),
+    -1,
+)
 quality = search_quality(
     found,
     queries,
