@@ -1,4 +1,7 @@
-"""Backbones of timm and torchvision, without their classifiers, trained on average precision."""
+"""Train backbones of timm and torchvision on average precision.
+
+The classifier of each backbone is replaced by a layer of 128 outputs.
+"""
 
 import timm
 import torch
@@ -14,13 +17,14 @@ from fewshot_callbacks import (
     SoftAveragePrecisionLoss,
 )
 
-resnet = torchvision.models.resnet18(
-    weights=None
-)  # "DEFAULT" downloads weights
-resnet.fc = nn.Linear(resnet.fc.in_features, 128)  # the embedding
+# weights="DEFAULT" downloads weights
+resnet = torchvision.models.resnet18(weights=None)
+# its output is the embedding
+resnet.fc = nn.Linear(resnet.fc.in_features, 128)
+# timm makes the layer, if you ask for 128 classes
 from_timm = timm.create_model(
     "resnet10t", pretrained=False, num_classes=128
-)  # its classifier has 128 outputs instead
+)
 
 seed_everything(0)
 labels = torch.arange(80) % 20

@@ -1,4 +1,4 @@
-"""Binary codes: bits of the sign, compared by Hamming distance, in a quarter of the memory."""
+"""Evaluate binary codes: one bit per dimension, by Hamming distance."""
 
 import torch
 
@@ -9,14 +9,14 @@ labels = torch.arange(500) % 20
 embeddings = torch.randn(20, 64)[labels] + 0.8 * torch.randn(500, 64)
 
 floats = evaluate_retrieval(embeddings, labels)
-codes = evaluate_retrieval(
-    embeddings > 0, labels, similarity="hamming"
-)  # a byte for each bit
+# each bit is stored in a byte: a quarter of the memory of float32
+codes = evaluate_retrieval(embeddings > 0, labels, similarity="hamming")
 print(
-    f"float32, cosine: mAP {floats.mAP:.3f}; 64 bits, Hamming: mAP {codes.mAP:.3f}"
+    f"float32, cosine: mAP {floats.mAP:.3f}; "
+    f"64 bits, Hamming: mAP {codes.mAP:.3f}"
 )
 
-# papers on hashing report AP@5000 divided by what was found
+# Hashing papers report AP@5000, divided by the relevant items found.
 report = evaluate_retrieval(
     embeddings > 0,
     labels,

@@ -1,6 +1,8 @@
-"""Two processes (DDP): nothing changes. 201 items do not split evenly, so DistributedSampler repeats one; it counts once.
+"""Validate in two processes (DDP): your code stays the same.
 
-Run it as a file: `python ddp.py`. Every process prints the same value.
+201 items do not split evenly, so DistributedSampler repeats one item. It
+counts once. Run this as a file: `python ddp.py`. Both processes print the
+same value.
 """
 
 import torch
@@ -39,7 +41,8 @@ def main() -> None:
         Encoder(), DataLoader(data, batch_size=16), verbose=False
     )
     print(
-        f"rank {trainer.global_rank}: mAP {trainer.callback_metrics['val/mAP']:.6f}",
+        f"rank {trainer.global_rank}: "
+        f"mAP {trainer.callback_metrics['val/mAP']:.6f}",
         flush=True,
     )
 

@@ -1,4 +1,7 @@
-"""Write the embeddings of a checkpoint to a file that gate.sh evaluates, with an id, a label and a camera for each item."""
+"""Write the embeddings of a checkpoint to a file that gate.sh evaluates.
+
+Each item has an id, a label and a camera.
+"""
 
 import sys
 from pathlib import Path
@@ -29,7 +32,7 @@ class Classifier(LightningModule):
 
 
 def items(classes: int, seed: int) -> TensorDataset:
-    """Points of classes: 16 columns tell the classes apart, and 48 are noise."""
+    """Return points: 16 columns differ by class, and 48 are noise."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat_interleave(12)
     signal = torch.randn(classes, 16, generator=generator)[labels]
@@ -46,9 +49,8 @@ def items(classes: int, seed: int) -> TensorDataset:
 
 
 checkpoint = Path(sys.argv[1] if len(sys.argv) > 1 else "model.ckpt")
-if (
-    not checkpoint.exists()
-):  # in your pipeline, the training job has written it
+# In your pipeline the training job writes the checkpoint.
+if not checkpoint.exists():
     seed_everything(0)
     trainer = Trainer(
         max_epochs=8,
@@ -65,9 +67,8 @@ if (
 model = Classifier.load_from_checkpoint(
     checkpoint, map_location="cpu"
 ).eval()
-val = items(
-    60, seed=1
-)  # other classes than in training, and the same items in each run
+# other classes than in training, and the same items in each run
+val = items(60, seed=1)
 with torch.inference_mode():
     rows = torch.cat(
         [
@@ -80,8 +81,7 @@ np.savez(
     "embeddings.npz",
     embeddings=rows.numpy(),
     labels=val.tensors[1].numpy(),
-    ids=np.array(
-        [f"{number:04}.png" for number in numbers]
-    ),  # a report of other items is refused
+    # With ids, a report of other items is refused.
+    ids=np.array([f"{number:04}.png" for number in numbers]),
     camera=CAMERAS[numbers % 3],
 )

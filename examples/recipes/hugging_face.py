@@ -1,4 +1,7 @@
-"""A vision transformer of Hugging Face: batches are dictionaries, and the embedding is an entry of the model's output."""
+"""Train a Hugging Face vision transformer with Lightning.
+
+A batch is a dictionary, and the embedding is a field of the model's output.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -19,9 +22,9 @@ class Transformer(LightningModule):
             num_hidden_layers=2,
             num_attention_heads=2,
         )
-        self.vit = ViTModel(
-            config
-        )  # ViTModel.from_pretrained("google/vit-base-patch16-224-in21k") downloads weights
+        # ViTModel.from_pretrained("google/vit-base-patch16-224-in21k")
+        # downloads weights
+        self.vit = ViTModel(config)
         self.classifier = nn.Linear(config.hidden_size, classes)
 
     def training_step(self, batch, batch_idx):

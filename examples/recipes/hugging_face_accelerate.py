@@ -1,6 +1,9 @@
-"""Accelerate: its loaders give some samples twice, so that the last batch is full in every process; ids tell which.
+"""Evaluate with Accelerate, where loaders repeat samples.
 
-One process: `python hugging_face_accelerate.py`. Two: `accelerate launch --cpu --num_processes 2` and the file.
+Accelerate's loaders fill the last batch of every process with repeated
+samples, and ids identify them. Run this in one process with
+`python hugging_face_accelerate.py`, or in two with
+`accelerate launch --cpu --num_processes 2 hugging_face_accelerate.py`.
 Both print the same value.
 """
 
@@ -18,9 +21,8 @@ def main() -> None:
     torch.manual_seed(0)
     labels = torch.arange(233) % 20
     points = torch.eye(20)[labels] + 0.3 * torch.randn(233, 20)
-    data = TensorDataset(
-        points, labels, torch.arange(233)
-    )  # the third is the index, which names each sample
+    # the third tensor is the index, which identifies each sample
+    data = TensorDataset(points, labels, torch.arange(233))
 
     accelerator = Accelerator(cpu=True)  # on GPUs: Accelerator()
     encoder, loader = accelerator.prepare(
@@ -37,7 +39,8 @@ def main() -> None:
         torch.cat(part) for part in zip(*batches, strict=True)
     )
 
-    # Each process passes what it has embedded. Nobody gathers all embeddings, and each sample counts once.
+    # Each process passes its own embeddings, and no process gathers
+    # them all. Each sample counts once.
     report = evaluate_retrieval(
         embeddings, classes, query_ids=index, share=Share(all_processes())
     )

@@ -1,4 +1,7 @@
-"""The Trainer of Hugging Face: `compute_metrics` gets all embeddings, and returns the values of the report."""
+"""Evaluate in the Hugging Face Trainer, with `compute_metrics`.
+
+The function receives all embeddings and returns the values of the report.
+"""
 
 import torch
 from torch import nn
@@ -23,9 +26,9 @@ class Classifier(nn.Module):
             num_hidden_layers=2,
             num_attention_heads=2,
         )
-        self.vit = ViTModel(
-            config
-        )  # ViTModel.from_pretrained("google/vit-base-patch16-224-in21k") downloads weights
+        # ViTModel.from_pretrained("google/vit-base-patch16-224-in21k")
+        # downloads weights
+        self.vit = ViTModel(config)
         self.classifier = nn.Linear(config.hidden_size, classes)
 
     def forward(self, pixel_values, labels):
@@ -33,10 +36,8 @@ class Classifier(nn.Module):
         loss = nn.functional.cross_entropy(
             self.classifier(embeddings), labels
         )
-        return {
-            "loss": loss,
-            "embeddings": embeddings,
-        }  # the Trainer collects what is not the loss
+        # The Trainer collects every entry except the loss.
+        return {"loss": loss, "embeddings": embeddings}
 
 
 def retrieval(evaluation):
@@ -70,7 +71,10 @@ trainer = Trainer(
     compute_metrics=retrieval,
 )
 trainer.train()
-values = trainer.evaluate()  # every key begins with eval_
+# every key begins with eval_
+values = trainer.evaluate()
 print(
-    f"mAP {values['eval_mAP']:.3f}, Recall@1 {values['eval_recall@1']:.3f}, best {trainer.state.best_metric:.3f}"
+    f"mAP {values['eval_mAP']:.3f}, "
+    f"Recall@1 {values['eval_recall@1']:.3f}, "
+    f"best {trainer.state.best_metric:.3f}"
 )

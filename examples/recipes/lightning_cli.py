@@ -1,4 +1,7 @@
-"""Lightning's CLI: a YAML file names the monitors by class_path and gives their settings."""
+"""Configure the monitors in a YAML file for Lightning's CLI.
+
+The file gives the class_path and the settings of each monitor.
+"""
 
 import tempfile
 from pathlib import Path
@@ -17,14 +20,15 @@ trainer:
   callbacks:
     - class_path: fewshot_callbacks.RetrievalMonitor
       init_args:
-        source: &source { source: encoder, labels: 1 }  # an EmbeddingSource, which the next monitor shares
+        # an EmbeddingSource, which the next monitor shares
+        source: &source { source: encoder, labels: 1 }
         metrics: [mAP, "recall@1", "recall@5", "map@10_found"]
     - class_path: fewshot_callbacks.KnnMonitor
       init_args: { k: [5], bank: self, source: *source }
     - class_path: fewshot_callbacks.DiscriminantRatioMonitor
       init_args:
         source: encoder
-        every_n_steps: null  # validation alone
+        every_n_steps: null  # only validation
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
       init_args:
         monitor: val/mAP
@@ -74,10 +78,12 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "monitors.yaml")
         config.write_text(CONFIG)
+        # Without args, the CLI reads your command line.
         cli = LightningCLI(
             Classifier, Points, args=["fit", "--config", str(config)]
-        )  # leave args out for your own command
+        )
     values = cli.trainer.callback_metrics
     print(
-        f"mAP {values['val/mAP']:.3f}, Recall@5 {values['val/recall@5']:.3f}, J {values['val/J']:.2f}"
+        f"mAP {values['val/mAP']:.3f}, "
+        f"Recall@5 {values['val/recall@5']:.3f}, J {values['val/J']:.2f}"
     )

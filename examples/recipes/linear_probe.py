@@ -1,4 +1,7 @@
-"""A linear probe beside a self-supervised run: what a classifier on top would reach at each validation."""
+"""Fit a linear probe at each validation of a self-supervised run.
+
+The probe shows how accurate a classifier on top of the embedding would be.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -45,7 +48,8 @@ def without_labels(items):
 
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
-# The classes of training are others, so half of the validation images are the bank that the probe is fitted on.
+# The probe is fitted on the bank. The training classes are other classes,
+# so the bank is half of the validation images.
 bank, queries = (
     Subset(val, range(0, len(val), 2)),
     Subset(val, range(1, len(val), 2)),
@@ -68,6 +72,7 @@ trainer.fit(
 )
 found = trainer.callback_metrics
 print(
-    f"a linear classifier is right for {found['val/probe']:.3f} of the images, mAP is {found['val/mAP']:.3f}"
+    f"a linear classifier is right for {found['val/probe']:.3f} of the "
+    f"images, mAP is {found['val/mAP']:.3f}"
 )
 print(probe.reports[""])

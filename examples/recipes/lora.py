@@ -1,4 +1,7 @@
-"""LoRA fine-tuning that did not load: the monitor says that no embedding has moved, and what to look for."""
+"""Detect LoRA adapters that were not loaded.
+
+The monitor warns if no embedding has changed, and suggests what to check.
+"""
 
 import warnings
 
@@ -15,7 +18,7 @@ from fewshot_callbacks import (
 
 
 class LowRank(nn.Module):
-    """A frozen layer with an adapter of rank 4 beside it."""
+    """A frozen layer with a rank-4 adapter in parallel."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -24,9 +27,8 @@ class LowRank(nn.Module):
             nn.Linear(layer.in_features, 4, bias=False),
             nn.Linear(4, layer.out_features, bias=False),
         )
-        nn.init.zeros_(
-            self.up.weight
-        )  # the adapter changes nothing at first
+        # At first the adapter changes nothing.
+        nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs):
         return self.layer(inputs) + self.up(self.down(inputs))
@@ -35,15 +37,16 @@ class LowRank(nn.Module):
 class Tuned(LightningModule):
     def __init__(self, is_active: bool) -> None:
         super().__init__()
+        # as if it were pretrained
         self.encoder = nn.Sequential(
             nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)
-        )  # as if it were pretrained
+        )
         adapted = LowRank(self.encoder[2])
         if is_active:
             self.encoder[2] = adapted
-        self.adapters = nn.ModuleList(
-            [adapted]
-        )  # trained, but without `is_active` no embedding passes it
+        # The adapter is trained in any case. Embeddings only pass through
+        # it if `is_active`.
+        self.adapters = nn.ModuleList([adapted])
         self.loss = SoftAveragePrecisionLoss()
 
     def training_step(self, batch, batch_idx):
@@ -97,10 +100,12 @@ for is_active in (False, True):
         )
     found = trainer.callback_metrics
     print(
-        f"adapter {'active' if is_active else 'not loaded'}: mAP {found['val/mAP']:.3f}, mean cosine of each item to"
+        f"adapter {'active' if is_active else 'not loaded'}: "
+        f"mAP {found['val/mAP']:.3f}, mean cosine of each item to"
     )
     print(
-        f"  itself at the first validation {found['val/cosine_to_first']:.3f}"
+        "  itself at the first validation "
+        f"{found['val/cosine_to_first']:.3f}"
     )
     for warning in caught:
         if "no embedding has changed" in str(warning.message):

@@ -1,4 +1,7 @@
-"""Manual optimisation with two optimisers: the monitors read what the step returns, or a submodule by name, as ever."""
+"""Monitor manual optimisation with two optimisers.
+
+The monitors read a submodule's output by its name, as in any module.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -55,5 +58,6 @@ trainer.fit(
     DataLoader(data, batch_size=50),
 )
 print(
-    f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J {trainer.callback_metrics['train/J']:.2f}"
+    f"mAP {trainer.callback_metrics['val/mAP']:.3f}, "
+    f"J {trainer.callback_metrics['train/J']:.2f}"
 )

@@ -1,4 +1,7 @@
-"""Matryoshka training: the first dimensions are an embedding, too; and the curve of what each size and code costs."""
+"""Train an embedding whose first dimensions are an embedding, too.
+
+The curve shows how much mAP each size and each code costs.
+"""
 
 from lightning.pytorch import Trainer, seed_everything
 from torch import nn
@@ -18,7 +21,7 @@ DIMS = (8, 16, 32, 64)
 
 
 class Matryoshka(nn.Module):
-    """The mean of a loss over the whole embedding and its first dimensions."""
+    """Mean loss over the whole embedding and its first dimensions."""
 
     def __init__(self, loss: nn.Module, dims: tuple[int, ...]) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Matryoshka(nn.Module):
 
 
 seed_everything(0)
-# Conv4 ends in a rectifier, whose outputs have no sign to make bits of.
+# Conv4 ends in a ReLU, so the signs of its outputs carry no information.
 encoder = nn.Sequential(Conv4(1), nn.Linear(256, 128))
 train, val = Glyphs("train"), Glyphs("val")
 sampler = ClassBalancedBatchSampler(

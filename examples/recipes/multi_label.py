@@ -1,6 +1,8 @@
-"""Items with several labels each: relevant is who shares one, and nDCG counts how many are shared.
+"""Evaluate items that have several labels each.
 
-The labels of a step are zeros and ones, (items, labels), as a classifier with a binary cross-entropy has them.
+Two items are relevant to each other if they share a label, and nDCG counts
+how many labels they share. A step returns its labels as zeros and ones of
+shape (items, labels), as binary cross-entropy takes them.
 """
 
 import torch
@@ -59,7 +61,7 @@ trainer.fit(
 )
 print(monitor.report)
 
-# the same without a Trainer; names work as well as columns
+# The same without a Trainer: labels can be columns or sets of names.
 with torch.no_grad():
     embeddings = net.backbone(pixels)
 report = evaluate_retrieval(embeddings, tags, metrics=("mAP", "ndcg@10"))

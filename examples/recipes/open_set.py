@@ -1,7 +1,8 @@
-"""Which logo is it, if it is one of ours? Open-set identification, with a threshold that is tried on other logos.
+"""Identify logos in an open set: which logo is it, if it is known?
 
-Marks in many typefaces stand for logos: two drawings of each enrolled mark are the gallery, and the queries are further
-drawings of these, and of marks that nobody has enrolled.
+Marks in many typefaces stand in for logos. The gallery has two drawings of
+each enrolled mark. The queries are further drawings of enrolled marks, and
+drawings of marks that are not enrolled.
 """
 
 import torch
@@ -39,7 +40,8 @@ with torch.inference_mode():
     ]
 embeddings, labels = (torch.cat(part) for part in zip(*parts, strict=True))
 
-# a third of the marks is ours, a third finds the threshold, a third tries it; of ours two drawings are enrolled
+# One third of the marks is ours, one third chooses the threshold, and one
+# third tests it. Two drawings of each of our marks are enrolled.
 ours, others, strangers = (labels % 3 == part for part in range(3))
 first = (
     torch.stack(
@@ -64,10 +66,11 @@ report = evaluate_identification(
 )
 print(report)
 
-# what the threshold does with marks that it has never seen
+# Test the threshold on marks that did not help to choose it.
 threshold = report.thresholds["tpir@fpir0.1"]
 found = nearest(embeddings[strangers], gallery=embeddings[gallery], k=1)
 wrong = (found.scores[:, 0] >= threshold).double().mean()
 print(
-    f"accepted from {threshold:.4f}: {wrong:.1%} of the strangers, where 10 % were allowed of others"
+    f"at {threshold:.4f}, {wrong:.1%} of unknown marks are accepted; "
+    "the threshold was chosen for 10 %"
 )

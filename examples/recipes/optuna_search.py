@@ -1,4 +1,4 @@
-"""Optuna: a trial trains with its settings, and returns the mAP that the monitor has logged."""
+"""Search settings with Optuna: a trial returns the logged mAP."""
 
 import optuna
 import torch
@@ -39,7 +39,7 @@ loader = DataLoader(TensorDataset(points, labels), batch_size=50)
 
 
 def objective(trial):
-    seed_everything(0)  # trials differ in their settings alone
+    seed_everything(0)  # trials differ only in their settings
     model = Classifier(
         trial.suggest_int("dim", 2, 16),
         trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True),

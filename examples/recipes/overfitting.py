@@ -1,4 +1,7 @@
-"""Overfitting, or does the validation set just have more classes? A gap that can be compared, with its interval."""
+"""Measure overfitting, even if the validation set has more classes.
+
+The gap compares equal numbers of classes, and has an interval.
+"""
 
 from lightning.pytorch import Trainer, seed_everything
 from torch.utils.data import DataLoader
@@ -22,7 +25,8 @@ trainer = Trainer(
     max_epochs=1,
     callbacks=[
         RetrievalMonitor(),
-        # the training images as an evaluation sees them, without augmentation; a data set or a loader
+        # The bank is a data set or a loader of the training images,
+        # without augmentation.
         GeneralizationGapMonitor(bank=DataLoader(train, batch_size=512)),
     ],
     logger=False,

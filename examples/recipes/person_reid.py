@@ -1,7 +1,9 @@
-"""Re-identification: images of the query's person from the query's own camera are ignored, while training and afterwards.
+"""Evaluate person re-identification, while training and afterwards.
 
-Images of other persons from that camera stay. So a candidate is ignored where person *and* camera are the query's: it is
-neither hit nor miss. The values are those of the usual evaluation loop, which sorts each row.
+A gallery image is ignored if it shows the query's person and comes from the
+query's camera: it is neither a hit nor a miss. Images of other persons from
+that camera count. The values equal the values of the usual evaluation loop,
+which sorts each row.
 """
 
 import numpy as np
@@ -61,14 +63,11 @@ trainer.validate(
     ],
 )
 
-# the same without a Trainer: a group is a person and a camera together
+# The same without a Trainer: a group is one person and one camera.
 (
     (query_embeddings, query_person, query_camera),
     (gallery_embeddings, gallery_person, gallery_camera),
-) = (
-    queries.tensors,
-    gallery.tensors,
-)
+) = queries.tensors, gallery.tensors
 report = evaluate_retrieval(
     query_embeddings,
     query_person,
@@ -80,7 +79,7 @@ report = evaluate_retrieval(
 )
 assert report.mAP == monitor.report.mAP
 
-# the usual evaluation, query by query
+# the usual evaluation loop, query by query
 scores = (
     torch.nn.functional.normalize(query_embeddings)
     @ torch.nn.functional.normalize(gallery_embeddings).T

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop: collect embeddings, call one function, read a report."""
+"""Evaluate in a plain PyTorch loop, with two function calls."""
 
 import torch
 from torch import nn
@@ -24,7 +24,8 @@ for points, targets in loader:
     loss.backward()
     optimiser.step()
     print(
-        f"loss {loss:.2f}, J {discriminant_ratio(embeddings.detach(), targets):.2f}"
+        f"loss {loss:.2f}, "
+        f"J {discriminant_ratio(embeddings.detach(), targets):.2f}"
     )
 
 with torch.inference_mode():
@@ -32,5 +33,6 @@ with torch.inference_mode():
 report = evaluate_retrieval(embeddings, labels)
 low, high = report.intervals["mAP"].low, report.intervals["mAP"].high
 print(
-    f"mAP {report.mAP:.3f} (95 % interval {low:.3f} to {high:.3f}), Recall@1 {report['recall@1']:.3f}"
+    f"mAP {report.mAP:.3f} (95 % interval {low:.3f} to {high:.3f}), "
+    f"Recall@1 {report['recall@1']:.3f}"
 )

@@ -1,4 +1,7 @@
-"""Queries and a gallery in two loaders: shop photos are searched for street photos, say."""
+"""Search a gallery that is in a second loader.
+
+For example, the gallery has shop photos and the queries are street photos.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -28,9 +31,8 @@ gallery = TensorDataset(
     centres[gallery_labels] + torch.randn(200, 20), gallery_labels
 )
 trainer = Trainer(
-    callbacks=[
-        RetrievalMonitor(gallery=1)
-    ],  # the second loader; every other loader is a set of queries
+    # Loader 1 is the gallery. Every other loader is a set of queries.
+    callbacks=[RetrievalMonitor(gallery=1)],
     logger=False,
     enable_checkpointing=False,
 )

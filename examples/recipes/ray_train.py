@@ -1,7 +1,10 @@
-"""Ray Train: two workers evaluate a set of files. Each worker reads its own files, and both get the report of the whole set.
+"""Evaluate a set of files with Ray Train, in two workers.
 
-Ray starts the workers and joins them in a torch process group, which `all_processes()` finds. On a cluster, connect with
-`ray.init(address="auto")`, and keep the embeddings and the report in a folder that all machines can reach.
+Each worker reads its own files, and both get the report of the whole set.
+Ray starts the workers and joins them in a torch process group, which
+`all_processes()` finds. On a cluster, connect with
+`ray.init(address="auto")`, and write the embeddings and the report to a
+folder that all machines can reach.
 """
 
 import os
@@ -22,7 +25,10 @@ METRICS = ("recall@1", "mAP")
 
 
 def write_embeddings(folder: Path) -> list[str]:
-    """Write 1,000 embeddings of 50 classes in four files, as your embedding jobs do, and return their paths."""
+    """Write 1,000 embeddings to four files, and return their paths.
+
+    Your embedding jobs do this.
+    """
     random = np.random.default_rng(0)
     labels = np.arange(1000) % 50
     embeddings = np.eye(50)[labels] + 0.3 * random.standard_normal(
@@ -59,7 +65,8 @@ def evaluate(config: dict) -> None:
 def main() -> None:
     folder = Path.cwd()
     files = write_embeddings(folder)
-    # workers exchange rows through torch, and not through the object store; their output goes to the logs of Ray
+    # Workers exchange rows through torch, so the object store is small.
+    # Their output goes to Ray's logs.
     ray.init(
         num_cpus=2, object_store_memory=100 * 2**20, log_to_driver=False
     )
@@ -80,7 +87,8 @@ def main() -> None:
         ray.shutdown()  # stops the processes that ray.init started
     report = RetrievalReport.load(folder / "ray.report.npz")
     print(
-        f"{report.queries:,} queries, recall@1 {report.values['recall@1']:.6f}, mAP {report.mAP:.6f}"
+        f"{report.queries:,} queries, "
+        f"recall@1 {report.values['recall@1']:.6f}, mAP {report.mAP:.6f}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Several validation sets by name, and the best checkpoint of one of them, in a file without folders."""
+"""Validate on several named sets, and keep the best checkpoint of one."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -45,7 +45,8 @@ best = ModelCheckpoint(
     monitor="val/mAP/noisy",
     mode="max",
     filename="best-epoch={epoch}-mAP={val/mAP/noisy:.3f}",
-    auto_insert_metric_name=False,  # else the slashes of the key become folders
+    # Otherwise the slashes in the key make folders.
+    auto_insert_metric_name=False,
 )
 trainer = Trainer(
     max_epochs=2, callbacks=[RetrievalMonitor(), best], logger=False

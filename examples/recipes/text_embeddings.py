@@ -1,4 +1,7 @@
-"""Text embeddings: labels are strings, and the worst queries are shown as texts."""
+"""Evaluate text embeddings, and show the worst queries as texts.
+
+The labels are strings.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -30,7 +33,7 @@ QUESTIONS = {
 
 
 class Encoder(LightningModule):
-    """A bag of hashed words; a sentence encoder of your own takes its place."""
+    """A bag of hashed words: replace it with your sentence encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,10 +65,8 @@ data = [
 ]
 monitor = RetrievalMonitor(metrics=("mAP", "recall@1"), label_groups=None)
 trainer = Trainer(
-    callbacks=[
-        monitor,
-        RetrievalPanels(),
-    ],  # without a logger: PNG files in the folder of the run
+    # Without a logger, the panels are PNG files in the run's folder.
+    callbacks=[monitor, RetrievalPanels()],
     logger=False,
     enable_checkpointing=False,
 )

@@ -1,4 +1,8 @@
-"""A triplet loss with a miner and a sampler of pytorch-metric-learning; `EmbeddingModule` takes any loss of a batch."""
+"""Train with a triplet loss, miner and sampler.
+
+All three come from pytorch-metric-learning. `EmbeddingModule` takes any
+loss that is called with embeddings and labels.
+"""
 
 from lightning.pytorch import Trainer, seed_everything
 from pytorch_metric_learning.losses import TripletMarginLoss
@@ -32,9 +36,10 @@ class MinedTriplets(nn.Module):
 
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
+# A batch has 16 classes with 4 images each.
 sampler = MPerClassSampler(
     train.labels, m=4, batch_size=64, length_before_new_iter=320
-)  # 16 classes of 4 in a batch
+)
 trainer = Trainer(
     max_epochs=1,
     callbacks=[RetrievalMonitor(), DiscriminantRatioMonitor()],
@@ -47,5 +52,6 @@ trainer.fit(
     DataLoader(val, batch_size=512),
 )
 print(
-    f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J of the last batch {trainer.callback_metrics['train/J']:.2f}"
+    f"mAP {trainer.callback_metrics['val/mAP']:.3f}, "
+    f"J of the last batch {trainer.callback_metrics['train/J']:.2f}"
 )

@@ -1,7 +1,10 @@
-"""Two encoders, such as those of CLIP: images find their captions, and captions their image, five of which share one.
+"""Evaluate two encoders, as in CLIP: images and their captions.
 
-The step returns both embeddings; `labels` names, for each side, the entry that says which belong together, and `ids` the
-entry that says which image and which caption it is: each counts once, on several processes, too.
+Images search captions, and captions search images. Five captions belong to
+one image. The step returns both embeddings. `labels` names the entries that
+say which image and which captions belong together. `ids` names the entries
+that identify each image and each caption, so that each counts once, even in
+several processes.
 """
 
 import torch
@@ -80,7 +83,8 @@ for direction in ("image_to_text", "text_to_image"):
     report = monitor.reports[direction]
     logged = trainer.callback_metrics[f"val/{direction}/recall@5"]
     print(
-        f"{direction}: {report.queries} queries, {report.gallery} in the gallery, recall@5 {logged:.3f}"
+        f"{direction}: {report.queries} queries, "
+        f"{report.gallery} in the gallery, recall@5 {logged:.3f}"
     )
 assert (
     monitor.reports["text_to_image"].queries

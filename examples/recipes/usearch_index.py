@@ -1,4 +1,8 @@
-"""What a usearch index loses: how much by its int8 codes, and how much by its graph."""
+"""Measure what a usearch index loses.
+
+The loss is split: how much comes from the int8 codes, and how much comes
+from the graph.
+"""
 
 import numpy as np
 from usearch.index import Index
@@ -18,7 +22,8 @@ def int8_index():
     return Index(ndim=32, metric="cos", dtype="i8", expansion_search=32)
 
 
-def stored_rows(rows):  # usearch encodes queries in the same way as items
+# usearch encodes queries in the same way as items.
+def stored_rows(rows):
     index = int8_index()
     index.add(np.arange(len(rows)), rows)
     return np.asarray(index.get(np.arange(len(rows)))).astype(np.float32)
@@ -27,7 +32,7 @@ def stored_rows(rows):  # usearch encodes queries in the same way as items
 index = int8_index()
 index.add(np.arange(len(gallery)), gallery)
 matches = index.search(queries, 10)
-# Beyond the number of items that were found, keys mean nothing.
+# A query with fewer than ten matches has meaningless keys at the end.
 found = np.where(
     np.arange(10) < np.asarray(matches.counts)[:, None],
     matches.keys.astype(np.int64),

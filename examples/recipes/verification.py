@@ -1,4 +1,7 @@
-"""Verify speakers, or faces, while a network trains: a trial list of other people is held against each validation."""
+"""Verify speakers, or faces, while a network trains.
+
+Each validation evaluates a trial list of people who are not in training.
+"""
 
 import tempfile
 from pathlib import Path
@@ -16,16 +19,18 @@ from fewshot_callbacks import (
 )
 
 torch.manual_seed(0)
-SPEAKERS, RECORDINGS = (
-    60,
-    10,
-)  # the last twenty speakers are those of the list
+# The last twenty speakers are in the trial list.
+SPEAKERS, RECORDINGS = 60, 10
 voices = torch.randn(SPEAKERS, 10)
-microphones = 2 * torch.randn(8, 30)  # louder than the voices
+# The microphones are louder than the voices.
+microphones = 2 * torch.randn(8, 30)
 
 
 class Recordings(Dataset):
-    """Made-up features of recordings: ten numbers of the voice, thirty of the microphone."""
+    """Made-up features of recordings.
+
+    Ten numbers describe the voice, and thirty describe the microphone.
+    """
 
     def __init__(self, speakers):
         self.speakers = [
@@ -74,7 +79,8 @@ class Speakers(LightningModule):
 
 train_set, val_set = Recordings(range(40)), Recordings(range(40, SPEAKERS))
 
-# a list of trials as VoxCeleb has it: 1 for a target trial, 0 for a non-target trial, and two recordings
+# A line of a VoxCeleb trial list has 1 (target trial) or 0 (non-target
+# trial), and two recordings.
 trials = Path(tempfile.mkdtemp()) / "trials.txt"
 with trials.open("w") as file:
     for trial in range(4000):
@@ -91,12 +97,12 @@ with trials.open("w") as file:
         if first != second:
             same = val_set.speakers[first] == val_set.speakers[second]
             file.write(
-                f"{int(same)} {val_set.paths[first]} {val_set.paths[second]}\n"
+                f"{int(same)} "
+                f"{val_set.paths[first]} {val_set.paths[second]}\n"
             )
 
-source = EmbeddingSource(
-    "encoder", labels="speaker"
-)  # both monitors share one copy of the embeddings
+# Both monitors share one copy of the embeddings.
+source = EmbeddingSource("encoder", labels="speaker")
 verification = VerificationMonitor(
     trials,
     ids="path",
@@ -125,6 +131,7 @@ if __name__ == "__main__":
         DataLoader(val_set, batch_size=64),
     )
     print(
-        f"EER {before:.3f} before the training, {float(trainer.callback_metrics['val/eer']):.3f} after it"
+        f"EER {before:.3f} before training, "
+        f"{float(trainer.callback_metrics['val/eer']):.3f} after it"
     )
     print(verification.report)
