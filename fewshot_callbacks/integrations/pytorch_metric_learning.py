@@ -59,7 +59,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         >>> import torch
         >>> calculator = ExactAccuracyCalculator(include=("precision_at_1", "mean_reciprocal_rank"))
         >>> calculator.get_accuracy(torch.tensor([[0.0], [1.0], [1.5], [6.0]]), torch.tensor([0, 0, 1, 1]))
-        {'mean_reciprocal_rank': 0.625, 'precision_at_1': 0.25}
+        {'mean_reciprocal_rank': 0.7083333333333334, 'precision_at_1': 0.5}
     """
 
     def __init__(self, *args: Any, memory_mb: float | None = None, **options: Any) -> None:

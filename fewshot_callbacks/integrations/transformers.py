@@ -63,11 +63,14 @@ class BatchRetrievalMetrics:
     Examples:
         >>> import torch
         >>> from transformers import EvalPrediction
-        >>> compute_metrics = BatchRetrievalMetrics(metrics=("mAP", "mrr"))
-        >>> compute_metrics(EvalPrediction(torch.tensor([[0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 1])),
-        compute_result=False) {}
-        >>> compute_metrics(EvalPrediction(torch.tensor([[0.8, 0.6], [1.0, 0.0]]), torch.tensor([0, 1])),
-        compute_result=True) {'mAP': 0.4166666666666667, 'mrr': 0.4166666666666667}
+        >>> compute_metrics = BatchRetrievalMetrics(metrics=("mAP", "recall@2"))
+        >>> first_batch = EvalPrediction(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([0, 0]))
+        >>> last_batch = EvalPrediction(torch.tensor([[0.0, 1.0], [0.8, 0.6]]), torch.tensor([1, 1]))
+        >>> compute_metrics(first_batch, compute_result=False)
+        {}
+        >>> values = compute_metrics(last_batch, compute_result=True)
+        >>> round(values["mAP"], 4), values["recall@2"]
+        (0.4167, 0.5)
     """
 
     def __init__(self, *, output: int | None = None, **settings: Unpack[RetrievalOptions]) -> None:
