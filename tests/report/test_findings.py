@@ -33,4 +33,4 @@ def test_a_report_states_its_limits(tmp_path):
         tmp_path / "report.html", evaluate_retrieval(rows, labels), ReportItems(rows, labels)
     ).path.read_text()
     assert worst_of_a_class_in(html) == {str(WORST_OF_A_CLASS)}
-    assert missing_facts(html, (f"{CONFUSION_K} neighbours", f"{SUSPECT_K} nearest neighbours")) == []
+    assert missing_facts(html, (f"{CONFUSION_K} nearest neighbours", f"{SUSPECT_K} nearest neighbours")) == []
