@@ -109,7 +109,7 @@ def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str
 
 
 def entry_of_labels(batch: Any, ids: Any = None) -> Any:
-    """Return the key or position in a batch that probably has the labels, not the ids; otherwise a placeholder."""
+    """Return the key or position in a batch that probably has the labels, not the ids; otherwise a guess."""
     if isinstance(batch, Mapping):
         entries: dict[Any, Any] = dict(batch)
         fallback: Any = "key"

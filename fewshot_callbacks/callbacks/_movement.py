@@ -136,8 +136,8 @@ class MovementOfSet:
         if to_previous.unmoved == 1:
             return values, (
                 f"no embedding has changed in the {sample.step - previous.step:,} optimiser steps since the previous "
-                f"validation ({compared}). Look for a frozen encoder, an adapter that was not loaded or is not active, "
-                "parameters that are missing from the optimiser, or a learning rate of 0."
+                f"validation ({compared}). Its weights are not trained. Look for a frozen encoder, an adapter that was not "
+                "loaded or is not active, parameters that are missing from the optimiser, or a learning rate of 0."
             )
         if to_first.cka < NOTHING_LEFT:
             return values, (

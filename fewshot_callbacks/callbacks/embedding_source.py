@@ -101,8 +101,7 @@ class EmbeddingSource:
             an item with its own id in a gallery or bank. Items with one id but different embeddings or labels give a
             warning. You need ids if your own sampler, or the workers of an iterable data set, repeat samples. The
             padding of Lightning's `DistributedSampler` is removed without ids. With two encoders you can pass two
-            entries, one for each
-            side: `("image_id", "caption_id")`.
+            entries, one for each side: `("image_id", "caption_id")`.
         views: Number of embeddings that a step makes of each item, at least 1; 2 for SimCLR. All items come in the
             first view, then all in the next, in one call of the submodule or in several. The labels are repeated
             accordingly. Steps that make one embedding per item, such as a validation step, are read as usual.

@@ -61,7 +61,7 @@ class ReportWriter(PictureCallback):
             relative path starts from the folder of the first logger, or without one from the Trainer's
             `default_root_dir`. Without {epoch}, each evaluation replaces the previous report. A file that is not a
             report is left unchanged: the report then gets the next free name, such as `report-2.html`, with a warning.
-            In a bucket (s3://...) it is not written.
+            In a bucket (s3://...) it is then not written.
         images: A function of (data set, index) that returns an image or a text. By default the first part of a sample,
             or its entry `image`.
         mean: Mean of the images' normalisation, which is undone: one value, or one for each channel.

@@ -210,9 +210,9 @@ class RetrievalMonitor(CollectingMonitor):
             validation that was itself significantly better, at first the first one. `first`: the first validation of
             the run. A `RetrievalReport`, or the path of a saved one: that evaluation, which must have the same queries.
             The first of `metrics` that has a value for each query gives `val/mAP_gain`, its interval `val/mAP_gain_low`
-            and `val/mAP_gain_high`, and `val/mAP_reference`. The first validation logs a gain of 0. Let checkpoints and
-            early stopping monitor `val/mAP`. The interval covers other classes of this kind, but not another training
-            seed.
+            and `val/mAP_gain_high`, and `val/mAP_reference`. The first validation logs a gain of 0. A line above the
+            progress bar and the report state the result. Let checkpoints and early stopping monitor `val/mAP`. The
+            interval covers other classes of this kind, but not another training seed.
         prog_bar: Show the first of the metrics in the progress bar.
         strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
             possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values

@@ -211,8 +211,8 @@ class VerificationMonitor(CollectingMonitor):
         if not bool(has_items.any()):
             assert self.trials.items is not None
             raise InputError(
-                f"VerificationMonitor: no trial of {len(has_items):,} has both items among the {items:,} items of this "
-                f"set. The list begins with {self.trials.items[0][0]!r}. Pass ids that name items as the list does."
+                f"VerificationMonitor: none of the {len(has_items):,} trials has both items among the {items:,} items of "
+                f"this set. The list begins with {self.trials.items[0][0]!r}. Pass ids that name items as the list does."
             )
         scores = trial_scores(embeddings, first[has_items], second[has_items], similarity=self.similarity)
         trials = self.trials.chosen(has_items.nonzero()[:, 0].tolist())
