@@ -20,9 +20,8 @@ def worst_of_a_class_in(text):
 
 
 def test_texts_for_users_state_the_limit_of_the_worst_queries_of_a_class():
-    pages = [
-        (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("evaluate/report", "callbacks/pictures")
-    ]
+    names = ("evaluate/report", "callbacks/pictures")
+    pages = [(ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in names]
     for text in (ReportSettings.__doc__, RetrievalPanels.__doc__, *pages):
         assert worst_of_a_class_in(text) == {NUMBERS[WORST_OF_A_CLASS]}
 
