@@ -31,6 +31,7 @@ NOT_MEASURED = {
         ),
         "what an installation and a command take",
     ),
+    "docs/evaluate/report.md": {"0.3 MB": "the size of a file"},
     "docs/research/distance_ratio.md": {"30 times as long": "the number of episodes"},
     "docs/research/distance_ratio_photographs.md": {"1.96 s": "standard deviations"},
     "docs/start/faq.md": {"512 MB": "the default of a setting"},
