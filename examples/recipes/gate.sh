@@ -4,8 +4,8 @@
 #
 #     sh gate.sh model.ckpt reference.report.npz
 #
-# The exit status is 3 if a requirement is not met. If the reference does not
-# exist, this run writes it.
+# The exit status is 3 if a requirement is not met. If the reference does
+# not exist, this run writes it.
 set -eu
 
 checkpoint=$1
