@@ -78,36 +78,39 @@ _EXAMPLES = {"k": "5", "p": "0.95", "divisor": "'min'"}
 
 @dataclass(frozen=True, repr=False)
 class Metric:
-    """A metric: its key, its meaning, and how it is computed.
+    """A metric: its key, its meaning, and the function that computes it.
 
-    `METRICS` are those of this package, which are asked for by their keys. A metric of a user is passed as an object
-    wherever a key is, or named by its import path, such as `my_metrics.F1@k=2`. Its function takes `ranks` or
-    `pairs`. A function at the top of a module can be pickled, which processes that are spawned need; a lambda cannot.
+    Pass your own metric wherever a key such as `"mAP"` is accepted: as an object, or by its import path, such as
+    `my_metrics.F1@k=2`. `METRICS` has the metrics of this package, which you request by their keys. Define the function at
+    the top level of a module if processes are spawned, because a lambda cannot be pickled.
 
     Args:
-        pattern: Its key; `{k}` is a rank, from 1 on, and `{p}` a rate in (0, 1]. (`{divisor}` is that of AP@k.)
-        input: From what its value is computed: the `ranks` of a query or the `pairs` of all queries and candidates; of
-            metrics of this package also the `prototypes` of the classes, the `groups` of Grouped Recall, or the pairs of
-            each of the `classes`. Ranks and prototypes have a value for each query.
-        value: The function. Of `ranks` it is called as value(ranks, ties=ties, k=k) with a `RankBlock` and the rule for
-            ties, and returns one value for each query. Of `pairs` it is called as value(pooled, k=k) with
-            `PooledDecisions`, and returns a number. The parameters of the key are passed by name. Of `groups` it is given
-            a `GroupedRecall`, of `classes` a `ThresholdConsistency` for each rate. None for prototypes.
-        meaning: One sentence, with the parameters of the key, such as "Share of the first {k} that is relevant."
+        pattern: The key. `{k}` is a rank from 1 on, and `{p}` a rate in (0, 1]. (`{divisor}` is only for AP@k.)
+        input: What the value is computed from: the `ranks` of each query, or the `pairs` of all queries and candidates.
+            Metrics of this package may also use the `prototypes` of the classes, the `groups` of Grouped Recall, or the
+            pairs of each class (`classes`). Ranks and prototypes give a value for each query.
+        value: The function. For `ranks`, it is called as value(ranks, ties=ties, k=k) with a `RankBlock` and the rule for
+            ties, and returns one value for each query. For `pairs`, it is called as value(pooled, k=k) with
+            `PooledDecisions`, and returns a number. The parameters of the key are passed by name. For `groups`, it gets a
+            `GroupedRecall`, and for `classes` the `ThresholdConsistency` of each rate. None for prototypes.
+        meaning: One sentence with the parameters of the key, such as "Share of the first {k} that is relevant."
         range: The smallest and the largest value; None for a value without bounds, such as a score. The interval of a mean
-            is a t interval on the logit scale of the range, and a plain t interval without one.
-        better: Which values are better, for `ModelCheckpoint` and others; None where neither are.
+            is a t interval, on the logit scale of the range if there is one.
+        better: Whether `higher` or `lower` values are better, for instance for `ModelCheckpoint`; None for neither.
 
     Raises:
-        ValueError: If the pattern is no key, or an argument has another form.
+        ValueError: If the pattern is not a key, or an argument has another form.
 
     Examples:
-        >>> from fewshot_callbacks import hits_within
+        >>> from fewshot_callbacks import evaluate_retrieval, hits_within
         >>> def hits(ranks, k, ties="expected"):
         ...     return hits_within(ranks, ranks.relevant * 0 + k, ties)
         >>> metric = Metric("hits@{k}", "ranks", hits, "Relevant items among the first {k}.", range=None)
         >>> metric.at(k=5).key, metric.at(k=5).meaning
         ('hits@5', 'Relevant items among the first 5.')
+        >>> embeddings = [[1.0, 0.0], [1.0, 0.1], [0.9, 0.2], [0.0, 1.0], [0.1, 1.0]]
+        >>> evaluate_retrieval(embeddings, [0, 0, 0, 1, 1], metrics=metric.at(k=2))["hits@2"]
+        1.6
     """
 
     pattern: str

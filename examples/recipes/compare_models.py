@@ -1,4 +1,4 @@
-"""Two models on the same items: which differences are beyond chance?"""
+"""Two models on the same items: which differences are significant?"""
 
 import math
 
@@ -16,5 +16,5 @@ for name, difference in compare_reports(first, second).items():  # each query is
     low, high = difference.interval
     if math.isnan(low):  # metrics of pairs have no interval, since they have no value for a single query
         continue
-    verdict = "beyond chance" if difference.is_beyond_chance else "could be chance"
+    verdict = "significant" if difference.is_beyond_chance else "not significant"
     print(f"{name:<20}{difference.first:.3f} - {difference.second:.3f}, {low:+.3f} to {high:+.3f}: {verdict}")
