@@ -1,4 +1,4 @@
-"""Compare two models on the same items: what is beyond chance?"""
+"""Two models on the same items: which differences are significant?"""
 
 import math
 
@@ -20,11 +20,8 @@ for name, difference in compare_reports(first, second).items():
     # Metrics of pairs have no value per query, and so no interval.
     if math.isnan(low):
         continue
-    verdict = (
-        "beyond chance"
-        if difference.is_beyond_chance
-        else "could be chance"
-    )
+    is_significant = difference.is_beyond_chance
+    verdict = "significant" if is_significant else "not significant"
     print(
         f"{name:<20}{difference.first:.3f} - {difference.second:.3f}, "
         f"{low:+.3f} to {high:+.3f}: {verdict}"
