@@ -34,6 +34,11 @@ PLACES = {"": 1, "_top5": 5}
 # Scores that differ by less are equal. Targets are 1 and -1, and rounding is far below it.
 SAME_SCORE = 1e-9
 
+# Sentences that `ProbeMonitor` replaces, because its arguments have other names.
+ONE_CLASS_REMEDY = "Pass a gallery with several classes."
+NO_MATCH_REMEDY = "Pass a gallery with the labels of the queries, or query_labels of the same kind."
+COPIES_REMEDY = "remove the queries from the gallery"
+
 LEAVE_ONE_OUT = "probe_leave_one_out"
 LEAVE_GROUP_OUT = "probe_leave_group_out"
 
@@ -75,14 +80,14 @@ class Classification:
         if len(present) < 2:
             label = present[0].item() if sets.label_names is None else sets.label_names[int(present[0])]
             raise InputError(
-                f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, and a classifier needs two "
-                "classes. Pass a gallery of several classes."
+                f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, but a classifier needs two "
+                f"classes. {ONE_CLASS_REMEDY}"
             )
         query_classes = _index_in(present, queries.labels)
         if not bool((query_classes >= 0).any()):
             raise InputError(
-                f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction "
-                "can be right. Pass a gallery with labels of the queries, or query_labels of the same kind."
+                f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction can be right. "
+                f"{NO_MATCH_REMEDY}"
             )
         notes = [*notes_on_items(sets), *_note_on_copies(sets)]
         classes = _index_in(present, gallery.of_rows("labels"))
@@ -200,8 +205,7 @@ def _note_on_copies(sets: ItemSets) -> list[str]:
     copies = replace(sets, queries=queries, gallery=gallery).hashed().copies()
     if not copies.is_noted:
         return []
-    cure = "leave out the queries from the gallery"
-    return [copies.note("The probe was fitted on them with the right label", cure)]
+    return [copies.note("The probe was fitted on them with the right label", COPIES_REMEDY)]
 
 
 def _hits(

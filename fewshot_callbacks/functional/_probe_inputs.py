@@ -21,6 +21,8 @@ from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
 from fewshot_callbacks.system.words import verb
 
 CALL = "linear_probe"
+# A sentence that `ProbeMonitor` replaces, because its arguments have other names.
+ONE_GROUP_REMEDY = "Pass gallery_groups with several groups, or no groups, which leaves out single items."
 # Squares of larger targets may overflow.
 LARGEST_TARGET = 1e100
 
@@ -128,8 +130,7 @@ def notes_on_items(sets: ItemSets) -> list[str]:
     notes = [*sets.notes_on_ids]
     if len(sets.gallery.columns.get("groups", torch.arange(2)).unique()) < 2:
         raise InputError(
-            f"{CALL}: all gallery items are of one group, and a fit without it has no items. Pass gallery_groups of "
-            "several groups, or none to leave out single items."
+            f"{CALL}: all gallery items are in one group, so a fit without this group has no items. {ONE_GROUP_REMEDY}"
         )
     for of_queries, of_gallery in sets.exclusions("ids"):
         shared = int(np.isin(of_queries, of_gallery).sum())

@@ -25,6 +25,10 @@ from fewshot_callbacks.functional._ridge import (
 )
 from fewshot_callbacks.functional.items import Items, ItemSets
 
+# Sentences that `ProbeMonitor` replaces, because its arguments have other names.
+ONE_ITEM_REMEDY = "Pass a larger gallery."
+INTEGERS_REMEDY = "If they are classes, pass integers: gallery_labels.long()."
+
 R2_LEAVE_ONE_OUT = "probe_r2_leave_one_out"
 R2_LEAVE_GROUP_OUT = "probe_r2_leave_group_out"
 
@@ -49,17 +53,15 @@ class Regression:
         """
         queries, gallery = sets.queries, sets.gallery
         if gallery.length < 2:
-            raise InputError(
-                f"{CALL}: the gallery has a single item, and a regression needs two. Pass a larger gallery."
-            )
+            raise InputError(f"{CALL}: the gallery has a single item, but a regression needs two. {ONE_ITEM_REMEDY}")
         query_targets = targets["query_labels"][queries.of_rows("rows")]
         gallery_targets = targets["gallery_labels"][gallery.of_rows("rows")]
         notes = notes_on_items(sets)
         is_whole = torch.equal(gallery_targets, gallery_targets.round())
         if gallery_targets.shape[1] == 1 and all(sets.processes.gather(is_whole)):
             notes.append(
-                "The labels are floats, so that this is a regression, and all of the gallery are whole numbers. If they are "
-                "classes, pass integers: gallery_labels.long()."
+                "The labels are floats, so this is a regression, but all gallery labels are whole numbers. "
+                f"{INTEGERS_REMEDY}"
             )
         rows, gallery_targets, groups = whole_groups(sets, gallery_targets)
         return cls(queries, query_targets, TrainingItems(rows, NumberTargets(gallery_targets)), groups, notes)

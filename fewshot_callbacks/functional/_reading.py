@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -243,15 +244,34 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str, code: st
 
 
 @contextmanager
-def named(call: str, inner: str) -> Iterator[None]:
-    """Name the function that was called in errors of another one that it calls, which begin with the other's name."""
+def named(call: str, inner: str, remedies: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Word the errors of an inner function for a caller that has other arguments.
+
+    Args:
+        call: Name of the caller. It replaces the name of the inner function at the beginning of a message.
+        inner: Name of the inner function.
+        remedies: Sentence of the inner function -> what the user of the caller can do.
+    """
     try:
         yield
     except ValueError as error:
         message = str(error)
         if message.startswith((f"{inner}:", f"{inner} ", f"{inner}(")):
-            error.args = (f"{call}{message.removeprefix(inner)}",)
+            message = f"{call}{message.removeprefix(inner)}"
+        error.args = (reworded(message, remedies),)
         raise
+
+
+def reworded(message: str, remedies: Mapping[str, str]) -> str:
+    """Return a message with the sentences of another caller.
+
+    Examples:
+        >>> reworded("No items. Pass a gallery.", {"Pass a gallery.": "Pass bank=..."})
+        'No items. Pass bank=...'
+    """
+    for sentence, replacement in remedies.items():
+        message = message.replace(sentence, replacement)
+    return message
 
 
 def needs(call: str) -> str:

@@ -1,4 +1,4 @@
-"""Says that kernels are being compiled if it takes so long that the process looks hung."""
+"""Counts the seconds in which kernels compile, and prints a notice if they are so many that the process looks hung."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ def announce_compiling() -> None:
     Kernels that numba finds in its cache are not compiled, so the notice is not printed. Call it before the first
     kernel runs; later calls do nothing.
     """
-    register("numba:compile", _Stopwatch())
+    register("numba:compile", _STOPWATCH)
+
+
+def compiling_seconds() -> float:
+    """Return the total time in which kernels of this package have compiled in this process since `announce_compiling`."""
+    return _STOPWATCH.seconds
 
 
 class _Stopwatch(Listener):
@@ -58,9 +63,11 @@ class _Stopwatch(Listener):
             return
         with self.lock:
             self.depth += 1
-            if self.depth > 1 or self.is_said:
+            if self.depth > 1:
                 return
             self.started = time.perf_counter()
+            if self.is_said:
+                return
             notice = notice_for(_module_of(event))
             self.timer = threading.Timer(max(0.0, NOTICE_AFTER - self.seconds), self._say, [notice])
             self.timer.daemon = True  # the process does not wait for the timer when it ends
@@ -71,10 +78,12 @@ class _Stopwatch(Listener):
             return
         with self.lock:
             self.depth -= 1
-            if self.depth == 0 and self.timer is not None:
+            if self.depth > 0:
+                return
+            self.seconds += time.perf_counter() - self.started
+            if self.timer is not None:
                 self.timer.cancel()
                 self.timer = None
-                self.seconds += time.perf_counter() - self.started
 
     def _say(self, notice: str) -> None:
         with self.lock:
@@ -83,6 +92,9 @@ class _Stopwatch(Listener):
                 return
             self.is_said = True
         say_once(notice)
+
+
+_STOPWATCH = _Stopwatch()
 
 
 @functools.cache

@@ -57,8 +57,9 @@ class TrialList:
             ValueError: If the fields are not of as many trials each.
         """
         columns = {name: getattr(self, name) for name in ("first", "second", "folds", "scores")}
-        if self.items is not None:
-            columns["items[0]"], columns["items[1]"] = self.items
+        items = None if self.items is None else _two_columns(self.items)
+        if items is not None:
+            columns["items[0]"], columns["items[1]"] = items
         for attribute, sides in (self.slices or {}).items():
             columns |= {f"slices[{attribute!r}][{index}]": values for index, values in enumerate(sides)}
         wrong = [f"{name} has {len(of)}" for name, of in columns.items() if of is not None and len(of) != len(self)]
@@ -67,8 +68,8 @@ class TrialList:
                 f"TrialList: same has {counted(len(self), 'trial')}, but {' and '.join(wrong)}. Pass one entry for each "
                 "trial; items are two tuples, the names of all first sides and of all second sides."
             )
-        if self.items is not None:
-            first, second = (tuple(composed_form(str(name)) for name in names) for names in self.items)
+        if items is not None:
+            first, second = (tuple(composed_form(str(name)) for name in names) for names in items)
             object.__setattr__(self, "items", (first, second))
 
     def __len__(self) -> int:
@@ -163,6 +164,23 @@ class TrialList:
         return TrialList(
             rows(self.same), rows(self.first), rows(self.second), rows(self.folds), rows(self.scores), items, slices
         )
+
+
+def _two_columns(items: Any) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of all first sides, and of all second sides.
+
+    Raises:
+        ValueError: If there are not two columns, as in a list of pairs.
+    """
+    columns = tuple(items)
+    has_strings = any(isinstance(column, str) for column in columns)
+    if len(columns) != 2 or has_strings:
+        given = counted(len(columns), "string" if has_strings else "entry")
+        raise InputError(
+            "TrialList: items needs two columns, items=(first_items, second_items): the names of all first sides, and the "
+            f"names of all second sides. You passed {given}. If you have a list of pairs, pass items=tuple(zip(*pairs))."
+        )
+    return columns
 
 
 def read_trials(path: str | Path, slices: Sequence[str] = ()) -> TrialList:
