@@ -33,7 +33,9 @@ from fewshot_callbacks.settings import RequestedMetric
 # A report, or the path or address of a saved one.
 ReportSource = RetrievalReport | str | os.PathLike[str]
 # A sentence that `GeneralizationGapMonitor` replaces, because its arguments have other names.
-NO_GROUPS_REMEDY = "Evaluate both sets with one label_groups that leaves two groups in each: use a smaller label_groups, or more classes."
+NO_GROUPS_REMEDY = (
+    "Evaluate both sets with the same label_groups, smaller or with more classes, so that each set has two groups."
+)
 
 
 class Differences(dict[str, Difference]):
