@@ -120,7 +120,7 @@ IDENTIFICATION_METRICS = (
         "tpir@fpir{p}_rank{k}",
         "pairs",
         None,
-        "Share of mated queries with a right, accepted candidate among the first {k}, at a false positive rate of at most {p}.",
+        "Share of mated queries with a right, accepted candidate among the first {k}, at the same rate.",
     ),
     Metric(
         "recall@{k}",
