@@ -144,7 +144,7 @@ def notes_on_items(sets: ItemSets) -> list[str]:
         shared = int(np.isin(distinct, of_gallery).sum())
         if shared:
             notes.append(
-                f"{shared:,} of {len(distinct):,} query groups are in the gallery, too, so the probe was fitted on "
+                f"{shared:,} of {len(distinct):,} groups of the queries are in the gallery, too, so the probe was fitted on "
                 "items that resemble these queries. Split the data by group to measure new groups, or give different "
                 "groups different names."
             )

@@ -159,7 +159,7 @@ def compare_dynamics(
     for name, run in zip(names, (first, second), strict=True):
         if len(run) == 0:
             raise InputError(
-                f"compare_dynamics: run {name!r} has no measured steps. Add TrainingDynamicsMonitor to the Trainer, with an "
+                f"compare_dynamics: run {name!r} has no measured step. Add TrainingDynamicsMonitor to the Trainer, with an "
                 "every_n_steps below the number of optimiser steps."
             )
     if first.centering != second.centering:

@@ -199,7 +199,7 @@ def summarize_accuracies(
     """
     n = len(accuracies)
     if n == 0:
-        raise InputError("summarize_accuracies: there are 0 accuracies. Measure at least one episode.")
+        raise InputError("summarize_accuracies: 0 episodes were measured. Measure at least one.")
     if n != len(episode_list):
         raise InputError(
             f"summarize_accuracies: {n} accuracies do not fit a list of {len(episode_list)} episodes, and its hash would be "

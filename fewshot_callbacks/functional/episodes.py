@@ -110,7 +110,7 @@ class EpisodeList:
             5
         """
         if n < 0:
-            raise InputError(f"EpisodeList.first({n}): the number of episodes is negative. Use n >= 0.")
+            raise InputError(f"first({n}): the number of episodes is negative. Use n >= 0.")
         classes = None if self.classes is None else self.classes[:n]
         return EpisodeList(self.indices[:n], self.ways, self.shots, self.queries, classes)
 
@@ -324,7 +324,9 @@ def split_episode(
             f"There are {counted(len(embeddings), 'embedding')} but {counted(len(labels), 'label')}. Pass one label per row."
         )
     if len(labels) == 0:
-        raise InputError("The episode has 0 embeddings. Pass a batch that an EpisodicBatchSampler has drawn.")
+        raise InputError(
+            "The episode is empty: it has 0 embeddings. Pass a batch that an EpisodicBatchSampler has drawn."
+        )
     classes, counts = torch.unique(labels, return_counts=True)
     size = int(counts[0])
     if bool((counts != size).any()):
@@ -338,7 +340,7 @@ def split_episode(
     if size <= shots:
         rows, fewer = (f"{size} rows", f"Use shots <= {size - 1} or draw") if size > 1 else ("1 row", "Draw")
         raise InputError(
-            f"{shots}-shot leaves no rows for queries, because each of the {len(classes)} classes has {rows}. "
+            f"{shots}-shot leaves no row for a query, because each of the {len(classes)} classes has {rows}. "
             f"{fewer} more images per class."
         )
     grouped = embeddings[labels.argsort(stable=True).to(embeddings.device)].reshape(len(classes), size, -1)

@@ -448,7 +448,7 @@ def _check_dims(call: str, takes: Takes, queries: int, gallery: int, *, as_codes
         second = "the gallery" if takes.second == "gallery" else takes.second
         fact = f"queries have dimension {queries}, {second} has {gallery}"
         if as_codes:
-            fact = f"queries have {queries} bits, {second} has {gallery} bits"
+            fact = f"the codes of the queries have {queries} bits, {second} has {gallery} bits"
         raise InputError(f"{call}: {fact}. Pass embeddings of the same model.")
 
 

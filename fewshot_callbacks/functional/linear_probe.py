@@ -39,19 +39,24 @@ SAME_ERROR = 1e-12
 NOTED_GAIN = 1e-3
 
 PROBE_METRICS = (
-    Metric("probe", "pairs", None, "Accuracy on the queries of a linear classifier that was fitted on the gallery."),
-    Metric("probe_top5", "pairs", None, "Share of queries whose class is among the five with the highest scores."),
+    Metric(
+        "probe",
+        "pairs",
+        None,
+        "Queries whose class gets the highest score from a linear classifier fitted on the gallery.",
+    ),
+    Metric("probe_top5", "pairs", None, "Queries whose class is among the five with the highest scores."),
     Metric(
         LEAVE_ONE_OUT,
         "pairs",
         None,
-        "Accuracy on the gallery items, each predicted by a fit without this item.",
+        "Gallery items whose class gets the highest score from a classifier that is fitted without the item.",
     ),
     Metric(
         LEAVE_GROUP_OUT,
         "pairs",
         None,
-        "Accuracy on the gallery items, each predicted by a fit without its group.",
+        "Gallery items whose class gets the highest score from a classifier that is fitted without their group.",
     ),
     Metric(
         "probe_r2", "pairs", None, "Share of the variance of the targets that a linear regression explains (R2).", None

@@ -204,7 +204,7 @@ def suspects(
         distinct, classes = items.labels.unique(return_inverse=True)
         if len(distinct) < 2:
             raise InputError(
-                f"{_CALL}: all labels are equal ({counted(items.length, 'item')}), so no neighbour can disagree with a "
+                f"{_CALL}: all labels are the same ({counted(items.length, 'item')}), so no neighbour can disagree with a "
                 "label. Pass labels of at least two classes."
             )
         found = _search(sets, k, progress)

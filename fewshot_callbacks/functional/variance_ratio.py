@@ -189,7 +189,7 @@ def _why_undefined(scatter: ClassScatter) -> str | None:
 def _why_interval_is_undefined(classes: int) -> str:
     """Return the reason why the interval of a ratio that is defined is NaN."""
     if classes < 3:
-        return f"The interval is over classes and needs three classes, but the set has {classes}."
+        return f"The interval is over classes and needs three; the set has {classes}."
     return (
         "The interval leaves out one class at a time, and the ratio of the remaining classes is undefined or always the "
         "same. Measure on a set with more classes and several items per class."

@@ -24,8 +24,8 @@ from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "read_trials"
 _FORMS = (
-    "Pass LFW pairs ('Ann 1 4', 'Ann 1 Bob 2'), VoxCeleb trials ('1 id1/a.wav id1/b.wav'), or a table whose first line "
-    "names its columns, separated by commas: score, same and, if you have them, first, second and fold."
+    "Pass LFW's pairs.txt ('Ann 1 4', 'Ann 1 Bob 2'), VoxCeleb trials ('1 id1/a.wav id1/b.wav'), or a table whose "
+    "first line names its columns, separated by commas: score, same and, if you have them, first, second and fold."
 )
 # Column separators that spreadsheets write.
 _SEPARATORS = (",", "\t", ";")

@@ -76,9 +76,7 @@ def _equal_error(trials: _TrialInputs) -> _Value:
 def _least_cost(trials: _TrialInputs, p: float) -> _Value:
     """Return the lowest detection cost over the cost of the better blind decision, for a share p of target trials."""
     if p == 1:
-        raise InputError(
-            f"{_CALL}: in min_dcf@1 all trials are target trials, so none can be accepted wrongly. Pass a share below 1."
-        )
+        raise InputError(f"{_CALL}: min_dcf@1 has no non-target trial to accept wrongly. Pass a share below 1.")
     curve = trials.curve
     miss_price = trials.miss_cost * p
     match_price = trials.match_cost * (1 - p)
@@ -484,8 +482,7 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     values, kinds = (value.cpu() for value in arrays)
     if len(values) != len(kinds):
         raise InputError(
-            f"{_CALL}: scores has {counted(len(values), 'entry')}, but same has {len(kinds)}. Pass one entry per trial "
-            "in both."
+            f"{_CALL}: there are {counted(len(values), 'score')}, but {len(kinds)} same. Pass one of each per trial."
         )
     bad = (~(values.double().abs() <= LARGEST)).nonzero()
     if len(bad):
@@ -569,6 +566,6 @@ def _folds(
         folds[name] = in_fold
     if len(folds) < 2:
         raise InputError(
-            f"{_CALL}: folds has only the fold {next(iter(folds))!r}. Pass at least two folds, such as 0 to 9."
+            f"{_CALL}: folds has the single fold {next(iter(folds))!r}. Pass at least two folds, such as 0 to 9."
         )
     return folds
