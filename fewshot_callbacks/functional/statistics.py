@@ -125,7 +125,7 @@ class Difference:
         return words
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference, its interval and whether it is beyond chance, for JSON; NaN becomes None.
+        """Return the difference, its interval and whether it is significant, for JSON; NaN becomes None.
 
         Examples:
             >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).to_dict()
@@ -138,7 +138,7 @@ class Difference:
         }
 
     def in_words(self) -> tuple[str, str, str, str, str]:
-        """Return the table cells: both values, their difference, its interval and whether it is beyond chance.
+        """Return the table cells: both values, their difference, its interval and whether it is significant.
 
         The last two are empty if the interval is unknown, as for a pooled metric. If both have the same value for each item,
         the interval is replaced by a sentence.
