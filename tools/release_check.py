@@ -68,6 +68,7 @@ def places(address: str, *, published: bool = False) -> list[Place]:
     badge = f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab})"
     requirement = "fewshot-callbacks[all]" if published else f"fewshot-callbacks[all] @ git+{address}"
     install = f'Without a checkout, the second line is\n\n```bash\npip install "{requirement}"\n```\n\n'
+    wheel = r'^pip install "fewshot_callbacks-.+\n```\n\n'
     advisory = f"{address}/security/advisories/new"
     report = f'["Report a vulnerability"]({advisory})'
     links = f"contact_links:\n  - name: Documentation\n    url: {site}\n    about: Guides, recipes and the FAQ.\n"
@@ -82,7 +83,7 @@ def places(address: str, *, published: bool = False) -> list[Place]:
         Place("pyproject.toml", "", r"(?:^\[tool\.release-check\]\n.+\n\n)?", r"^\[tool\.hatch\.version\]", record),
         Place("CITATION.cff", "", r"(?:^repository-code: .+\nurl: .+\n)?", "^keywords:", citation),
         Place("README.md", r"\A# fewshot_callbacks\n\n", r"(?:\[!\[.+\n\n)?", "", f"{tests} {badge}\n\n"),
-        Place("docs/start/install.md", "", r"(?:^Without a checkout, .+\n\n(?:.+\n){3}\n)?", "^With a GPU, ", install),
+        Place("docs/start/install.md", wheel, r"(?:^Without a checkout, .+\n\n(?:.+\n){3}\n)?", "", install),
         Place("SECURITY.md", "Use ", r'"Report a vulnerability" on [^;]+|\["Report.+?\)', ";", report),
         Place(".github/ISSUE_TEMPLATE/config.yml", r"\Ablank.+\n", r"(?:contact_links:\n(?:  .+\n)+)?", "", links),
         Place(page, r"\A# The notebook\n\n", r"(?:\[Open it .+\n\n)?", "", f"[Open it in Colab]({colab}).\n\n"),
@@ -160,18 +161,18 @@ def text_problems(root: Path) -> list[str]:
     version, tag = version_of(root), tag_command(root)
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     releases = re.findall(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
-    if not releases or releases[0][0] != version:
+    if releases and releases[0][0] != version:
         return [f"The newest release in CHANGELOG.md is not {version}, the version of the package."]
     needed = {
-        "CITATION.cff": (f"version: {version}\n", f"date-released: {releases[0][1]}\n"),
-        "CONTRIBUTING.md": (tag,),
+        "CITATION.cff": (f"version: {version}\n", *(f"date-released: {date}\n" for _, date in releases[:1])),
+        "docs/project/releasing.md": (tag,),
         ".github/workflows/release.yml": (tag,),
         "docs/start/install.md": (f"fewshot_callbacks-{version}-py3-none-any.whl",),
         "SECURITY.md": (f"| {version.rpartition('.')[0]} | yes |",),
     }
     missing = [*lacking(root, needed), *lacking(root, NEEDED)]
-    if re.search(r"^## \[Unreleased\]\n\s*(?!\s|## |\Z)", changes, re.MULTILINE):
-        missing.append('CHANGELOG.md has changes under "Unreleased". Give them the number and date of the release.')
+    if not releases or re.search(r"^## \[Unreleased\]\n\s*(?!\s|## |\Z)", changes, re.MULTILINE):
+        missing.append(f'CHANGELOG.md has unreleased changes. Insert "## [{version}] - DATE" below "## [Unreleased]".')
     return missing
 
 

@@ -1,8 +1,8 @@
 """Data sets whose images are read one by one, what a model sees of them, and checks that a set is complete.
 
-A reader of a further data set is a subclass of `ImageSet` that lists the images of each split: see "Add a reader of a data
-set" in CONTRIBUTING.md. Where an image is not a file, but a part of an archive or a table, the subclass also defines
-`ImageSet.read_item`.
+A reader of a further data set is a subclass of `ImageSet` that lists the images of each split: see
+`docs/project/add_a_data_set.md`. Where an image is not a file, but a part of an archive or a table, the subclass also
+defines `ImageSet.read_item`.
 """
 
 import copy

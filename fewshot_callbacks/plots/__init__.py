@@ -1,8 +1,8 @@
 """Figures of results: queries with their neighbours, scores of pairs, the embedding as a map. Results in, figures out.
 
-A further figure is a function of its own file that is decorated with `style.in_house_style`: see "Add a picture" in
-CONTRIBUTING.md. `style` has colours, sizes and the writing of files. `fitted_text` shortens or wraps a text to a width; a
-function that draws words of its caller calls it.
+A further figure is a function of its own file that is decorated with `style.in_house_style`: see
+`docs/project/add_a_picture.md`. `style` has colours, sizes and the writing of files. `fitted_text` shortens or wraps a text
+to a width; a function that draws words of its caller calls it.
 """
 
 from fewshot_callbacks.system.extras import required_extra

@@ -26,7 +26,7 @@ def parsers(page: Path) -> list[Any]:
     `<!--- skip: next, "reason" -->` leaves the next block out; `<!--- invisible-code-block: python ... -->` runs unseen.
     """
     of_commands = [CodeBlockParser(language="bash", evaluator=check_shell), SkipParser()]
-    if page.name == "CONTRIBUTING.md":  # it has lines of Python for several files: only its commands are checked
+    if page.parent.name == "project":  # lines of Python for several files: test_contributing.py follows them
         return of_commands
     printed = Printed()
     python = CodeBlockParser(language="python", evaluator=printed.run)

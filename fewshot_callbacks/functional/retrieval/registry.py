@@ -5,7 +5,7 @@ A user may bring further metrics: objects of the class `Metric`, which stand whe
 To add a metric to the package, add an entry to `METRICS`: its keys, reports, tables and messages follow from it. A
 metric of ranks is a function in `rank_metrics.py`; its entry has the input `ranks`. Two lists for readers are written
 by hand: the keys in the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the
-table of `docs/metrics/index.md`. `CONTRIBUTING.md` goes through all steps.
+table of `docs/metrics/index.md`. `docs/project/add_a_metric.md` has all steps.
 """
 
 from __future__ import annotations
