@@ -1,13 +1,13 @@
-"""The settings of evaluations and reports: each with its type, its default and its meaning. Nothing here imports torch.
+"""Settings of evaluations and reports: types, defaults and meanings. This module does not import torch.
 
-The meaning of a setting stands in the docstring of its class. `help`, editors and the documentation show it there.
-`takes` copies it to the functions that take the settings as keywords. jsonargparse prints it as the help of an option.
+The docstring of a class explains its settings. `takes` copies this text to the functions that take the settings as
+keywords, where `help`, editors, the documentation and the command line show it.
 
-`Metric` and `RequestedMetric` stand here because they are types of a setting. The metrics that there are stand in
+`Metric` and `RequestedMetric` are here because they are types of a setting. The metrics themselves are in
 `functional/retrieval/registry.py`.
 
-A new setting of an evaluation is a field of `RetrievalDefaults` with its meaning, an entry of `RetrievalOptions`, and a
-check in `functional/retrieval/settings.py`.
+To add a setting of an evaluation, add a field with its meaning to `RetrievalDefaults`, an entry to `RetrievalOptions`,
+and a check to `functional/retrieval/settings.py`.
 """
 
 from __future__ import annotations
@@ -24,82 +24,82 @@ from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from fewshot_callbacks.errors import InputError
 
-# `cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
-# `hamming`: minus the number of bits in which two codes of -1 and +1 differ.
+# `cosine`: cosine of the angle; 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
+# `hamming`: minus the number of differing bits of two codes.
 Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
 Ties = Literal["expected", "optimistic", "pessimistic"]
 LabelGroups = int | Sequence[Sequence[int | str]] | Literal["auto"] | None
 Divisor = Literal["min", "relevant", "found"]
-"""What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
+"""Divisor of AP@k: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
 Code = Literal["int8", "binary"]
-"""How a compressed embedding stores each dimension: `int8` in a byte, `binary` in a bit."""
+"""Storage of each dimension of a compressed embedding: `int8` is a byte, `binary` a bit."""
 MetricInput = Literal["ranks", "prototypes", "groups", "pairs", "classes"]
 
 
 class NoFile(PathLike[str]):
-    """No value has this type. It stands in unions, of which jsonargparse then reads no file.
+    """A type without values. In a union, it keeps jsonargparse from reading a configuration file.
 
-    Where a union has a class, as EmbeddingSource, jsonargparse takes a word that is the name of a file for that of a
-    configuration, and passes what the file holds. It does not if the union has a path of any kind.
+    If a union has a class, such as EmbeddingSource, and a string is the name of an existing file, jsonargparse passes
+    the content of the file. It does not do so if the union contains a path type.
     """
 
 
 FilePath = str | PathLike[str] | NoFile
-"""Where a file or a folder is."""
+"""Path of a file or a folder."""
 
 DEFAULT_METRICS = (
     *("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1"),
     *("pair_precision", "pair_recall", "pair_f1", "pair_threshold", "recall@precision0.95"),
 )
-"""The metrics that are reported by default: `metrics=(*DEFAULT_METRICS, "eer")` asks for one more."""
+"""The metrics that are reported by default. `metrics=(*DEFAULT_METRICS, "eer")` adds one."""
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 class UnknownSettingError(TypeError, InputError):
-    """Raised for an unknown setting: a TypeError (an unexpected keyword) and a ValueError (a wrong setting) at once."""
+    """Raised for an unknown setting. It is a TypeError (unexpected keyword) and a ValueError (wrong setting)."""
 
 
-# Ranks are compared as integers of 64 bits.
+# Ranks are compared as 64-bit integers.
 LARGEST_RANK = 2**63 - 1
-# Before the key of a metric of queries, for the mean over classes.
+# Prefix of the key of a metric, for the mean over classes.
 MACRO = "macro_"
 
-# How the parameters of a key are written, and how each is read.
+# Parameter of a key -> how it is written.
 _FIELDS = {
     "k": r"(?P<k>[1-9]\d*)",
     "p": r"(?P<p>\d*\.?\d+(?:e-?\d+)?)",
     "divisor": f"(?P<divisor>{'|'.join(get_args(Divisor))})",
 }
 _TYPES: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
-# An example of each parameter, for messages.
+# an example of each parameter, for messages
 _EXAMPLES = {"k": "5", "p": "0.95", "divisor": "'min'"}
 
 
 @dataclass(frozen=True, repr=False)
 class Metric:
-    """A metric: its key, its meaning, and how it is computed.
+    """A metric: its key, its meaning and its function.
 
-    `METRICS` are those of this package, which are asked for by their keys. A metric of a user is passed as an object
-    wherever a key is, or named by its import path, such as `my_metrics.F1@k=2`. Its function takes `ranks` or
-    `pairs`. A function at the top of a module can be pickled, which processes that are spawned need; a lambda cannot.
+    You can pass your own metric wherever a key such as `"mAP"` is accepted, or name it by its import path, such as
+    `my_metrics.F1@k=2`. Its function takes `ranks` or `pairs`. Define the function at the top of a module: spawned
+    processes pickle it, and a lambda cannot be pickled. `METRICS` are the metrics of this package.
 
     Args:
-        pattern: Its key; `{k}` is a rank, from 1 on, and `{p}` a rate in (0, 1]. (`{divisor}` is that of AP@k.)
-        input: From what its value is computed: the `ranks` of a query or the `pairs` of all queries and candidates; of
-            metrics of this package also the `prototypes` of the classes, the `groups` of Grouped Recall, or the pairs of
-            each of the `classes`. Ranks and prototypes have a value for each query.
-        value: The function. Of `ranks` it is called as value(ranks, ties=ties, k=k) with a `RankBlock` and the rule for
-            ties, and returns one value for each query. Of `pairs` it is called as value(pooled, k=k) with
-            `PooledDecisions`, and returns a number. The parameters of the key are passed by name. Of `groups` it is given
-            a `GroupedRecall`, of `classes` a `ThresholdConsistency` for each rate. None for prototypes.
-        meaning: One sentence, with the parameters of the key, such as "Share of the first {k} that is relevant."
-        range: The smallest and the largest value; None for a value without bounds, such as a score. The interval of a mean
-            is a t interval on the logit scale of the range, and a plain t interval without one.
-        better: Which values are better, for `ModelCheckpoint` and others; None where neither are.
+        pattern: Its key. `{k}` is a rank, from 1 on, and `{p}` a rate in (0, 1]. `{divisor}` is the divisor of AP@k.
+        input: What the function gets: the `ranks` of the candidates of each query, or the `pairs` of all queries and
+            candidates. Metrics of this package can also use the `prototypes` of the classes, the `groups` of Grouped
+            Recall, or the pairs of each of the `classes`. Metrics of ranks and prototypes have a value for each query.
+        value: The function. With `ranks` it is called as value(ranks, ties=ties, k=k), with a `RankBlock` and the rule
+            for ties, and returns a value for each query. With `pairs` it is called as value(pooled, k=k), with
+            `PooledDecisions`, and returns a number. Parameters of the key are passed by name. With `groups` it gets a
+            `GroupedRecall`, with `classes` a `ThresholdConsistency` for each rate. None for prototypes.
+        meaning: One sentence with the parameters of the key, such as "Share of the first {k} that is relevant."
+        range: Smallest and largest value; None for a value without bounds, such as a score. With a range, the interval
+            of the mean is a t interval on the logit scale of the range; without one, it is a plain t interval.
+        better: Which values are better, for `ModelCheckpoint` and others; None if neither are.
 
     Raises:
-        ValueError: If the pattern is no key, or an argument has another form.
+        ValueError: If the pattern is not a key, or an argument has another form.
 
     Examples:
         >>> from fewshot_callbacks import hits_within
@@ -112,7 +112,7 @@ class Metric:
 
     pattern: str
     input: MetricInput
-    # An object that can be called need not have a hash.
+    # A callable object may have no hash.
     value: Callable[..., Any] | None = field(hash=False)
     meaning: str
     range: tuple[float, float] | None = (0.0, 1.0)
@@ -128,21 +128,21 @@ class Metric:
         if self.input not in get_args(MetricInput):
             raise InputError(
                 f"Metric({self.pattern!r}): input={self.input!r} is unknown. Pass 'ranks' for a function of the ranks of "
-                "a query, or 'pairs' for one of all pairs."
+                "each query, or 'pairs' for a function of all pairs."
             )
         if self.value is not None and not callable(self.value):
-            raise InputError(f"Metric({self.pattern!r}): value={self.value!r} is no function. Pass one.")
+            raise InputError(f"Metric({self.pattern!r}): value={self.value!r} is not a function. Pass one.")
         for name in _fields_of_text(self.meaning):
             if name not in known:
                 raise InputError(
-                    f"Metric({self.pattern!r}): the meaning has {{{name}}}, and the pattern has not. Use the same fields."
+                    f"Metric({self.pattern!r}): the meaning has {{{name}}}, but the pattern does not. Use the same fields."
                 )
         if self.range is not None:
             ends = tuple(self.range)
             if len(ends) != 2 or not ends[0] < ends[1]:
                 raise InputError(
-                    f"Metric({self.pattern!r}): range={self.range!r} must hold the smallest value and the largest, such as "
-                    "(0.0, 1.0); None is no range."
+                    f"Metric({self.pattern!r}): range={self.range!r} must be the smallest and the largest value, such as "
+                    "(0.0, 1.0). Pass None for a value without bounds."
                 )
             object.__setattr__(self, "range", ends)
         if self.better not in ("higher", "lower", None):
@@ -151,22 +151,22 @@ class Metric:
             )
 
     def __repr__(self) -> str:
-        """Return pattern and name of the function, whose address would differ between processes that compare settings."""
+        """Return the pattern and the name of the function; its address would differ between processes."""
         function = getattr(self.value, "__qualname__", type(self.value).__name__)
         return f"Metric({self.pattern!r}, {self.input!r}, {function})"
 
     @functools.cached_property
     def keys(self) -> re.Pattern[str]:
-        """The keys that name this metric; its parameters are groups of the match."""
+        """A regular expression for the keys of this metric; the groups are its parameters."""
         return re.compile(re.sub(r"\\{(\w+)\\}", lambda match: _FIELDS[match[1]], re.escape(self.pattern)))
 
     @property
     def example(self) -> str:
-        """A call of `at` with its parameters, for messages."""
+        """An example call of `at`, for messages."""
         return f".at({', '.join(f'{name}={_EXAMPLES[name]}' for name in _fields_of(self.pattern))})"
 
     def at(self, **parameters: Any) -> RequestedMetric:
-        """Return this metric at some parameters, to be passed among `metrics`: `F1.at(k=5)`, as `recall@5` names both.
+        """Return this metric with values for its parameters, to pass among `metrics`: `F1.at(k=5)`.
 
         Args:
             **parameters: The fields of the pattern, by name.
@@ -182,20 +182,20 @@ class Metric:
         if missing:
             raise InputError(f"{call} lacks {' and '.join(missing)}. Pass {self.example}.")
         if unknown:
-            raise InputError(f"{call}: its pattern has no {' and no '.join(unknown)}. Pass {self.example}.")
+            raise InputError(f"{call}: the pattern has no {' and no '.join(unknown)}. Pass {self.example}.")
         key = self.pattern.format(**parameters)
         match = self.keys.fullmatch(key)
         if match is None:
             raise InputError(
                 f"the metric {self.pattern!r} has no key {key!r}. k is a rank, a whole number from 1 on, and p a rate in "
-                f"(0, 1]. Pass such as {self.example}."
+                f"(0, 1]. Pass, for instance, {self.example}."
             )
         return RequestedMetric(key, self, read_parameters(key, match))
 
 
 @dataclass(frozen=True)
 class RequestedMetric:
-    """A requested key, with its metric and the parameters that the key holds. `Metric.at` returns it."""
+    """A requested key, with its metric and the parameters in the key. `Metric.at` returns it."""
 
     key: str
     metric: Metric
@@ -203,7 +203,7 @@ class RequestedMetric:
 
     @property
     def is_macro(self) -> bool:
-        """Whether the mean over classes is requested, rather than that over queries."""
+        """Whether the mean over classes is requested, not the mean over queries."""
         return self.key.startswith(MACRO)
 
     @property
@@ -213,7 +213,7 @@ class RequestedMetric:
 
     @property
     def patterns(self) -> dict[str, float]:
-        """Its key with one number left open, such as `recall@{k}` -> that number; empty for a key without a number."""
+        """Its key with a number replaced by its name -> the number: `recall@{k}` -> 5. Empty without numbers."""
         prefix = MACRO if self.is_macro else ""
         patterns = {}
         for name in ("k", "p"):
@@ -224,46 +224,42 @@ class RequestedMetric:
 
     @property
     def meaning(self) -> str:
-        """A sentence on what the metric is."""
+        """What the metric is, in a sentence."""
         if self.is_macro:
             return f"Mean over classes of {self.of_queries}, so that large classes do not dominate."
         return self.metric.meaning.format(**self.parameters)
 
 
 def _fields_of(pattern: str) -> list[str]:
-    """Return the fields of the pattern of a key.
+    """Return the fields in the pattern of a key.
 
     Raises:
-        ValueError: If it is no pattern of a key.
+        ValueError: If the text is not the pattern of a key.
     """
     call = f"Metric({pattern!r})"
     try:
         names = _fields_of_text(pattern)
     except ValueError:
-        raise InputError(f"{call}: the braces of the pattern do not match. Write such as 'f1@{{k}}'.") from None
+        raise InputError(f"{call}: the braces of the pattern do not match. Write, for instance, 'f1@{{k}}'.") from None
     for name in names:
         if name not in _FIELDS:
             raise InputError(
-                f"{call}: {{{name}}} is no field. A pattern has {{k}} for a rank and {{p}} for a rate, such as 'f1@{{k}}'."
+                f"{call}: {{{name}}} is not a field. Write {{k}} for a rank and {{p}} for a rate, such as 'f1@{{k}}'."
             )
     if pattern.startswith(MACRO):
-        raise InputError(
-            f"{call}: {MACRO} before the key of a metric asks for its mean over classes. Leave it out of the pattern."
-        )
+        raise InputError(f"{call}: {MACRO} before a key requests the mean over classes. Leave it out of the pattern.")
     if re.fullmatch(r"[\w@-]+", re.sub(r"{\w+}", "", pattern)) is None:
-        raise InputError(
-            f"{call}: a key is a word of letters, digits, _, - and @, by which it is logged. Write such as 'f1@{{k}}'."
-        )
+        raise InputError(f"{call}: a key has only letters, digits, _, - and @. Write, for instance, 'f1@{{k}}'.")
     return names
 
 
 def _fields_of_text(text: str) -> list[str]:
-    """Return the names in braces; raises a ValueError if braces do not match."""
+    """Return the names in braces. Raises a ValueError if braces do not match."""
     return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
 
 
 def read_parameters(key: str, match: re.Match[str]) -> dict[str, Any]:
-    """Return the parameters of a key of a metric.
+    """Return the parameters in the key of a metric.
 
     Args:
         key: The key, for messages.
@@ -275,51 +271,52 @@ def read_parameters(key: str, match: re.Match[str]) -> dict[str, Any]:
     parameters = {name: _TYPES[name](word) for name, word in match.groupdict().items()}
     if parameters.get("k", 1) > LARGEST_RANK:
         raise InputError(
-            f"metrics hold {key!r}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
-            "candidates count: pass that number."
+            f"metrics contains {key!r}, but the largest rank is 2**63 - 1. Pass the number of gallery items to "
+            "count all candidates."
         )
     if not 0 < parameters.get("p", 1) <= 1:
-        raise InputError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
+        raise InputError(f"metrics contains {key!r}, but a rate must be in (0, 1], such as 0.95.")
     return parameters
 
 
 Metrics = str | Metric | RequestedMetric | Sequence[str | Metric | RequestedMetric]
-"""Keys, import paths, and the objects of a user: one alone, or several."""
+"""A key, an import path or a metric object, or several of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalDefaults:
-    """The settings of `evaluate_retrieval` with their defaults. `RetrievalSettings` has the same, and checks them.
+    """The settings of `evaluate_retrieval` with their defaults. `RetrievalSettings` also checks them.
 
     Args:
-        similarity: How two embeddings are compared: `cosine`, `dot` or `euclidean` (minus the distance); `hamming` for
-            binary codes of -1 and +1, or 0 and 1, in any dtype: minus the number of bits that differ.
-        metrics: The keys of the metrics that are reported, in this order; they are logged by the same keys. There are
-            mAP, map@r, r_precision, mrr, mrr@{k}, minp, ap_trapezoid, map@{k}_{divisor}, recall@{k}, ir_recall@{k},
-            precision@{k}, precision@{k}_last, ndcg@{k}, ndcg@{k}_linear, auroc, prototype_accuracy, grouped_recall@{k},
-            grouped_recall@{k}_miss, pair_precision, pair_recall, pair_f1, pair_threshold, auc_pr, pair_auroc,
-            recall@precision{p},
-            fnmr@fmr{p}, eer, opis@fmr{p} and opis_gap@fmr{p}; macro_ before one is its mean over classes.
-            A metric of a user is passed as a `Metric`, such as F1.at(k=2), or named by its import path, such as
+        similarity: How two embeddings are compared: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming`
+            (minus the number of differing bits, for binary codes of -1 and +1, or 0 and 1, in any dtype).
+        metrics: Keys of the metrics that are reported and logged, in this order: mAP, map@r, r_precision, mrr, mrr@{k},
+            minp, ap_trapezoid, map@{k}_{divisor}, recall@{k}, ir_recall@{k}, precision@{k}, precision@{k}_last,
+            ndcg@{k}, ndcg@{k}_linear, auroc, prototype_accuracy, grouped_recall@{k}, grouped_recall@{k}_miss,
+            pair_precision, pair_recall, pair_f1, pair_threshold, auc_pr, pair_auroc, recall@precision{p}, fnmr@fmr{p},
+            eer, opis@fmr{p} and opis_gap@fmr{p}. Write macro_ before the key of a per-query metric for its mean over
+            classes. Pass your own metric as a `Metric`, such as F1.at(k=2), or by its import path, such as
             my_metrics.F1@k=2.
-        threshold: Lowest score at which a pair is accepted, for pair_precision, pair_recall and pair_f1; None takes the
-            threshold of the best F1.
-        threshold_bounds: Smallest and largest threshold allowed for recall at fixed precision; None sets no bounds.
-            (0, 1) reproduces definitions that search thresholds in [0, 1].
-        label_groups: Groups of labels for Grouped Recall: the number of labels in a random group, at least 2; or the
-            labels of each group, for instance the classes of each family, [[0, 1, 2], [3, 4, 5]] (`grouped_recall`
-            explains what the interval then means); None for no Grouped Recall. `auto` takes 10 labels where the queries
-            have the 20 classes that two groups need. Where they have fewer, the Grouped Recall of the default metrics is
-            left out without a note.
+        threshold: Lowest score at which a pair is accepted, for pair_precision, pair_recall and pair_f1. None uses the
+            threshold with the best F1.
+        threshold_bounds: Smallest and largest threshold allowed for recall at fixed precision. None sets no bounds. (0,
+            1) reproduces definitions that search thresholds in [0, 1].
+        label_groups: Groups of labels for Grouped Recall. A number, at least 2: random groups of this many labels.
+            Lists: the labels of each group, for instance the classes of each family, [[0, 1, 2], [3, 4, 5]]
+            (`grouped_recall` explains what the interval then means). None: no Grouped Recall. `auto`: groups of 10
+            labels if the queries have at least 20 classes; with fewer classes, the Grouped Recall of the default
+            metrics is left out without a note.
         ties: How equal scores count: `expected` (the mean over all orders), `optimistic` or `pessimistic`.
         max_queries: Evaluate at most this many queries, drawn from all classes in proportion to their size, against the
-            whole gallery. The result is an estimate; its intervals show the uncertainty. None evaluates all queries.
-        seed: Seed of the random groups, which depend on it and the set of labels alone, and of the draw of queries,
-            which also depends on their order.
+            whole gallery. The values are then estimates, and their intervals show the uncertainty. None evaluates all
+            queries.
+        seed: Seed of the random groups and of the drawn queries. The groups also depend on the set of labels, the
+            queries on their order.
         confidence: Confidence level of the intervals, in (0, 1).
-        memory_mb: Bound on the memory used beyond the embeddings, in MB; infinity is no limit. None is 512, and with a
-            CUDA `device`, whose memory it then bounds, half of what is free. If more is needed, `memory_note` of the
-            report says how much. Binary codes take as much as their number and the largest class need, without a note.
+        memory_mb: Bound on the memory in addition to the embeddings, in MB. Infinity sets no bound. None is 512; on a
+            CUDA `device` the bound applies to its memory, and None is half of what is free. If an evaluation needs
+            more, `memory_note` of the report gives the number. Binary codes take what their number and the largest
+            class need, without a note.
         device: Device that computes the scores: `cpu`, `cuda` (or `cuda:1`, ...) or `auto`. The results are the same.
             The embeddings stay where they are and are copied in slices.
     """
@@ -339,23 +336,24 @@ class RetrievalDefaults:
 
 @dataclass(frozen=True)
 class ReportDefaults:
-    """Size and content of a report, with the defaults. `ReportSettings` has the same, and checks them.
+    """Size and content of a report, with the defaults. `ReportSettings` also checks them.
 
     Numbers of items and pairs are upper bounds.
 
     Args:
-        max_mb: Largest size of the file in MB; pictures that do not fit are left out, and the report says so.
-        worst: Queries of the lowest average precision, at most three of a class, and none whose average precision is 1.
-        searchable: Further queries that the search finds: a seeded sample from all classes.
-        neighbours: Neighbours that are shown of a query or a suspect.
-        suspects: Items whose label is probably wrong, the most suspicious first.
-        duplicates: Pairs of near duplicates, the most similar first, of each kind: inside the set, and between sets.
-        duplicates_from: Lowest cosine of near duplicates; for binary codes the lowest share of equal bits.
-        confusion_queries: Queries from whose neighbours confusions of classes are counted; a seeded sample if there are
-            more.
-        thumbnail: Pixels of the longer side of a picture.
-        background: Colour behind what is transparent in a picture, such as white or #00ff00: that of the training.
-        memory_mb: Bound on the memory of each search beyond the embeddings, in MB; None is 512.
+        max_mb: Largest size of the file in MB. Pictures that do not fit are left out, and the report notes this.
+        worst: Number of queries with the lowest average precision, at most three of a class, and only below 1.
+        searchable: Number of other queries that you can search for: a seeded sample from all classes.
+        neighbours: Number of neighbours shown for a query or a suspect.
+        suspects: Number of items whose label is probably wrong, the most suspicious first.
+        duplicates: Number of pairs of near duplicates, the most similar first, inside the set and between sets.
+        duplicates_from: Lowest cosine of near duplicates; for binary codes the lowest fraction of equal bits.
+        confusion_queries: Number of queries whose neighbours show which classes are confused; a seeded sample of a
+            larger set.
+        thumbnail: Longer side of a picture, in pixels.
+        background: Colour behind transparent parts of a picture, such as white or #00ff00: use the colour of your
+            training data.
+        memory_mb: Bound on the memory of each search in addition to the embeddings, in MB. None is 512.
     """
 
     max_mb: float = 20.0
@@ -371,11 +369,11 @@ class ReportDefaults:
     memory_mb: float | None = None
 
 
-# If a function has other keywords, too, a type checker learns the settings from a TypedDict alone (PEP 692). So the types of
-# the settings stand here a second time. A test compares them with those of `RetrievalDefaults`.
+# Type checkers learn the types of **settings only from a TypedDict (PEP 692), so the types are repeated here. A test
+# compares them with the types in `RetrievalDefaults`.
 #
-# Each TypedDict has the settings of the one that it inherits from, and further ones. A new setting belongs into the last of
-# them whose functions all have it. `RetrievalOptions`, the last of all, must have every field of `RetrievalDefaults`.
+# Each TypedDict adds settings to its parent. Add a new setting to the last TypedDict whose functions all take it.
+# `RetrievalOptions` must have every field of `RetrievalDefaults`.
 
 
 class SearchOptions(TypedDict, total=False):
@@ -410,9 +408,9 @@ class RetrievalOptions(GapOptions, total=False):
 
 
 def plain_list(value: Any) -> Any:
-    """Return a list of another library as a list, and so those inside it; any other value unchanged.
+    """Return a list of another library, and the lists inside it, as lists; any other value unchanged.
 
-    Hydra and OmegaConf give a `ListConfig`, which is no `list`, and which holds the whole configuration.
+    Hydra and OmegaConf pass a `ListConfig`. It is not a `list`, and it keeps the whole configuration.
 
     Examples:
         >>> from collections import UserList
@@ -432,16 +430,16 @@ def refuse_other_arguments(
     """Refuse keywords that are arguments of something else.
 
     Args:
-        owner: The class that was given them, for messages.
+        owner: The class that got them, for messages.
         settings: The keywords.
-        written: Name of such an argument -> a function of its value that returns how it is written.
+        written: Name of such an argument -> a function of its value that returns what to write instead.
 
     Raises:
         UnknownSettingError: With the fix of the first one.
     """
     for name in settings:
         if name in written:
-            raise UnknownSettingError(f"{owner}: {name} is no setting. Write {written[name](settings[name])}.")
+            raise UnknownSettingError(f"{owner}: {name} is not a setting. Write {written[name](settings[name])}.")
 
 
 def names_of(options: type) -> list[str]:
@@ -453,13 +451,13 @@ def names_of(options: type) -> list[str]:
 def takes(options: type, **defaults: Any) -> Callable[[Target], Target]:
     """Return a decorator for a function or a class that takes settings as keywords.
 
-    It lists each of them in the signature and in the docstring, where `help`, notebooks and jsonargparse show them. Eight
-    targets share these settings: written out, each meaning would stand eight times, and type checkers read the TypedDict.
+    The decorator adds each setting to the signature and to the docstring, so that `help`, notebooks and jsonargparse
+    show it. Without it, the meaning of each setting would be written eight times.
 
     Args:
-        options: The TypedDict of the settings. For these, the docstring of the target has a line that begins with
-            `**settings:`.
-        **defaults: The defaults that differ from those of `RetrievalDefaults`.
+        options: The TypedDict of the settings. The docstring needs a line that begins with `**settings:` in their
+            place.
+        **defaults: Defaults that differ from `RetrievalDefaults`.
     """
 
     def decorate(target: Target) -> Target:
@@ -473,14 +471,14 @@ def takes(options: type, **defaults: Any) -> Callable[[Target], Target]:
 
 
 def with_meanings(target: Target, settings: type, names: Sequence[str] | None = None) -> Target:
-    """Return a function or a class, after the line `**settings:` of its docstring was replaced by the meanings of settings.
+    """Return a function or a class whose docstring explains settings in place of its line `**settings:`.
 
     Args:
         target: The function or the class.
-        settings: The class whose docstring holds the meanings.
-        names: Which settings, by default all.
+        settings: The class whose docstring explains the settings.
+        names: Names of the settings; None for all.
     """
-    if target.__doc__ is not None:  # there is none under `python -OO`
+    if target.__doc__ is not None:  # it is None under `python -OO`
         entries = _entries(settings)
         target.__doc__ = _with_entries(target.__doc__, [entries[name] for name in names or entries])
     return target
@@ -488,7 +486,7 @@ def with_meanings(target: Target, settings: type, names: Sequence[str] | None = 
 
 def _parameters(options: type, defaults: Mapping[str, Any]) -> list[Parameter]:
     """Return the settings as parameters of a signature."""
-    # The types themselves, and not their names: jsonargparse would look these up in the module of the function.
+    # Types, not their names, which jsonargparse would look up in the module of the function.
     types = get_type_hints(options)
     usual = {setting.name: setting.default for setting in fields(RetrievalDefaults)}
     return [
@@ -498,7 +496,7 @@ def _parameters(options: type, defaults: Mapping[str, Any]) -> list[Parameter]:
 
 
 def _with_entries(docstring: str, entries: Sequence[str]) -> str:
-    """Return a docstring with entries of settings in the place of its line `**settings:`."""
+    """Return a docstring whose line `**settings:` is replaced by entries of settings."""
     lines: list[str] = []
     for line in inspect.cleandoc(docstring).splitlines():
         if line.startswith("    **settings:"):
@@ -509,7 +507,7 @@ def _with_entries(docstring: str, entries: Sequence[str]) -> str:
 
 
 def _entries(settings: type) -> dict[str, str]:
-    """Return what the `Args:` of a class hold of each of its fields: a line or several."""
+    """Return name of a field -> its entry in the `Args:` of a class, one line or several."""
     # Up to Python 3.12 a docstring keeps the indentation of the source.
     section = inspect.cleandoc(settings.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     entries: dict[str, str] = {}

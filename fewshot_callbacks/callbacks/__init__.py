@@ -1,11 +1,11 @@
 """Lightning callbacks: they collect embeddings in a running Trainer, evaluate them and log the results.
 
 `EmbeddingSource` names where the items of a step are (`embedding_source.py`). A `Collection` reads them once for all
-monitors of a Trainer with equal sources (`_collection.py`). A monitor is a question to the sets of a validation: a
-`CollectingMonitor` (`_collecting.py`, which also tells in which order hooks run). Its `_measure_set` passes the whole
-set to a function of `functional/` and returns name -> value; `_names` and `_better` declare the names. `KnnMonitor`
-is one to learn from; users write a `Monitor` (`monitor.py`). A new picture is a `PictureCallback` (`_pictures.py`)
-whose `_figures` returns key -> a function that draws.
+monitors of a Trainer with equal sources (`_collection.py`). A monitor is a `CollectingMonitor` (`_collecting.py`, which
+lists the order of the hooks): its `_measure_set` passes a whole set to a function of `functional/` and returns name ->
+value, and `_names` and `_better` declare the names. `KnnMonitor` is a short example. Users write a `Monitor`
+(`monitor.py`). A new figure is a `PictureCallback` (`_pictures.py`) whose `_figures` returns key -> a function that
+draws.
 """
 
 from fewshot_callbacks.callbacks._viewers import ItemSet

@@ -1,4 +1,4 @@
-"""Training items that a validation is compared with, embedded once in it for all monitors that ask for them."""
+"""Training items that a validation is compared with, embedded once per validation for all monitors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fewshot_callbacks.trainer.weights import weight_fingerprints
 
 
 class Bank:
-    """Training items with the embeddings that they have in one validation.
+    """Training items with their embeddings in one validation.
 
-    They are embedded after its first batch, with the weights of its steps: the end of the epoch would be too late, since a
-    callback that averages weights only exchanges them for the steps, and may have changed them back by then.
+    They are embedded after its first batch, with the weights of its steps. The end of the epoch would be too late: a
+    callback that averages weights exchanges them only for the steps, and may have restored them by then.
 
     Args:
         items: The items.
         embedder: Embeds them.
-        groups: Entry of a batch with the group of each item; None if nobody asks for groups.
+        groups: Entry of a batch with the group of each item; None without groups.
     """
 
     def __init__(self, items: BankItems, embedder: Embedder, groups: Entry | Sequence[Entry] | None = None) -> None:
@@ -41,18 +41,17 @@ class Bank:
         return self.items.are_those_of(items) and has_groups
 
     def serve(self, groups: Entry | Sequence[Entry] | None) -> None:
-        """Embed the same items for another monitor, too; called at its setup."""
+        """Also read groups for another monitor; called at its setup."""
         self.groups = self.groups if groups is None else groups
 
     def clear(self) -> None:
-        """Drop what was embedded."""
-        # the items of this process, and the process's part without repeated items, joined when the first set is
-        # measured
+        """Drop the embeddings."""
+        # the items of this process, and its part without repeated items, which is joined when the first set is measured
         self._store: EmbeddingStore | None = None
         self._shard: Shard | None = None
         # why the items could not be embedded
         self._error: Exception | None = None
-        # weights with which the items are embedded, see `weight_fingerprints`
+        # fingerprints of the weights with which the items are embedded
         self._weights: list[int] = []
         # loader -> whether its first batch was embedded with the same weights
         self._has_same_weights: dict[int, bool] = {}
@@ -66,14 +65,14 @@ class Bank:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the items were embedded in this validation, or could not be."""
+        """Whether embedding the items has succeeded or failed in this validation."""
         return self._store is not None or self._shard is not None or self._error is not None
 
     def after_first_batch(self, trainer: Trainer, loader: int) -> bool:
-        """Embed the items, or check that the weights have not changed since; once for each loader.
+        """Embed the items after the first batch of the first loader. For later loaders, check the weights.
 
         Returns:
-            Whether the weights of this loader's steps are the weights of the items. `check` raises an error of the
+            Whether the weights of this loader's steps are the weights of the items. `check` raises an error in the
             items.
         """
         if loader not in self._has_same_weights:
@@ -85,10 +84,10 @@ class Bank:
         return self._has_same_weights[loader]
 
     def embed_without_batch(self, trainer: Trainer) -> bool:
-        """Embed the items at the end of a validation without a batch for this process.
+        """Embed the items at the end of a validation in which this process had no batch.
 
         Returns:
-            Whether the weights are still the same as at the start of the validation, and so as in other processes'
+            Whether the weights are unchanged since the start of the validation, and so equal those of other processes'
             steps.
         """
         if self.is_embedded:
@@ -99,26 +98,26 @@ class Bank:
         return True
 
     def _embed(self, trainer: Trainer) -> None:
-        """Embed this process's share; an error is kept for every monitor that asks."""
+        """Embed this process's items. `check` raises an error later, for every monitor."""
         try:
             self._store = self.items.embedded(trainer, self.embedder, self.groups)
         except Exception as error:  # a metric must not end the run
             self._error = error
 
     def check(self) -> None:
-        """Raise the error with which the items could not be embedded, if there was one."""
+        """Raise the error that embedding the items gave, if any."""
         if self._error is not None:
             raise self._error
 
     def compare(self, trainer: Trainer, loader: int, batch: Any, embeddings: Tensor, similarity: Similarity) -> None:
-        """Check once for each loader that training items are embedded as its steps embed.
+        """Check once for each loader that training items are embedded in the same way as in its steps.
 
         Args:
             trainer: The Trainer.
             loader: Index of the loader.
             batch: Its first batch.
-            embeddings: Those of the step.
-            similarity: What is compared; cosine does not see the length of an embedding.
+            embeddings: The step's embeddings of this batch.
+            similarity: How embeddings are compared; the cosine ignores their length.
 
         Raises:
             UsageError: If the embeddings differ by more than rounding.
@@ -144,9 +143,9 @@ class Bank:
 
 
 def changed_weights(owner: str, remedy: str) -> UsageError:
-    """Return the error that weights have changed between the training items and the steps, and how to avoid it."""
+    """Return the error that weights changed between the training items and the steps, with the fix."""
     return UsageError(
-        f"{owner}: the weights have changed since the training items were embedded, which is at the first "
-        f"batch of a validation. Both are compared, so that their weights must be the same. Exchange weights before the "
-        f"first batch and after the last one alone.{remedy}"
+        f"{owner}: the weights have changed since the training items were embedded, at the first batch of this "
+        "validation. Training and validation items need the same weights to be compared. Exchange weights only before "
+        f"the first batch and after the last batch.{remedy}"
     )

@@ -1,4 +1,4 @@
-"""The items of a bank: what a data set or a loader gives, dealt to the processes of a run."""
+"""The items of a bank: what a data set or a loader gives, distributed among the processes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import Replica, move_batch, replica_of
 from fewshot_callbacks.trainer.side_effects import evaluation_mode, preserved_random_states
 
-# Batch size if no loader sets one.
+# batch size if no loader sets one
 BATCH_SIZE = 64
 
-# Positions of two batches differ by this number. It is larger than any batch.
+# Positions of consecutive batches differ by this number, which is larger than any batch.
 POSITIONS_OF_BATCH = 2**31
 
 LABEL_COLUMNS = ("label", "labels", "target", "targets")
@@ -41,7 +41,7 @@ LABEL_COLUMNS = ("label", "labels", "target", "targets")
 
 @runtime_checkable
 class Table(Protocol):
-    """Rows that are mappings, and columns by name, as a data set of Hugging Face has them."""
+    """Rows that are mappings, and columns by name, as in a Hugging Face data set."""
 
     column_names: list[str]
 
@@ -50,20 +50,20 @@ class Table(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
-# A data set, a loader of one, or a function of the Trainer that returns either.
-# With a type parameter, jsonargparse would reject classes derived from Dataset. Without Any, it would reject classes
-# that only match a protocol.
+# A data set, a loader, or a function of the Trainer that returns either.
+# With a type parameter, jsonargparse rejects classes derived from Dataset. Without Any, it rejects classes that only
+# match a protocol.
 BankData = Dataset | DataLoader | Table | Callable[[Trainer], Any] | NoFile | Any  # type: ignore[type-arg]
-# Words that replace data.
+# words in place of data
 BankWord = Literal["train", "gallery", "self"]
 
 
 def data_of_bank(bank: BankWord | BankData, words: Sequence[str], owner: str) -> BankData | None:
-    """Return what a bank is read from; None for a word.
+    """Return the data of a bank; None for a word.
 
     Args:
         bank: The argument of a monitor.
-        words: The words that the monitor takes.
+        words: The words that the monitor accepts.
         owner: Name of the monitor, for messages.
 
     Raises:
@@ -73,7 +73,7 @@ def data_of_bank(bank: BankWord | BankData, words: Sequence[str], owner: str) ->
         return bank
     if bank not in words:
         listed = ", ".join(map(repr, words))
-        raise InputError(f"{owner}(bank={bank!r}): choose {listed}, or pass a data set or loader.")
+        raise InputError(f"{owner}(bank={bank!r}) is unknown. Pass {listed}, a data set or a loader.")
     return None
 
 
@@ -88,7 +88,7 @@ class ClassDraw(NamedTuple):
 
     @property
     def takes_all(self) -> bool:
-        """Whether every item is wanted."""
+        """Whether the sample is the whole data set."""
         return self.classes is None and self.items_per_class is None
 
 
@@ -97,25 +97,25 @@ class _Batches(NamedTuple):
 
     loader: Iterable[Any]
     steps: int | None
-    """number of batches, the same in all processes; None for a stream, whose length nobody knows"""
+    """number of batches, the same in all processes; None for a stream of unknown length"""
     numbers: Iterable[int]
-    """number of each batch among the batches of all processes"""
+    """index of each batch among the batches of all processes"""
     total: int | None
-    """number of batches of all processes; a batch with this number or a larger one is embedded, and dropped"""
+    """number of batches of all processes; batches from this index on are embedded, and dropped"""
 
 
 @dataclass(eq=False)
 class BankItems:
-    """The items of a bank. What the loader gives is found once in a run.
+    """The items of a bank. The loader's content is found once in a run.
 
-    On several processes each batch is embedded by one process. All processes embed the same number of batches, since the
-    forward pass of a sharded module is collective. An index that the sampler gives twice is embedded once.
+    With several processes each batch is embedded by one of them. All processes embed the same number of batches,
+    because the forward pass of a sharded module is collective. An index that the sampler gives twice is embedded once.
 
     Args:
-        data: A data set, a loader, or a function of the Trainer that returns either; None for the training set of the
-            Trainer's data module, with the transforms of an evaluation.
+        data: A data set, a loader, or a function of the Trainer that returns either; None for the training set, with
+            evaluation transforms, of the Trainer's data module.
         owner: Name of the callback, for messages.
-        draw: The sample that is wanted. Without, all items are.
+        draw: The sample that is drawn; None for all items.
     """
 
     data: BankData | None
@@ -128,13 +128,13 @@ class BankItems:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a run: the loader is not read yet."""
+        """Begin a run, in which the loader has not been read."""
         self._batches: _Batches | None = None
         self._error: Exception | None = None
         self._replica = Replica(number=0, replicas=1, is_first=True)
 
     def are_those_of(self, other: BankItems) -> bool:
-        """Return whether another object has the same items of the same data."""
+        """Return whether another object has the same data and the same sample."""
         return self.data is other.data and self.draw == other.draw
 
     # ------------------------------------------------------------------------------------------------------- what is read
@@ -142,7 +142,7 @@ class BankItems:
     def prepare(self, trainer: Trainer) -> None:
         """Find the batches of this process, once in a run. *Collective*.
 
-        An error of one process is kept in all, and `embedded` raises it.
+        `embedded` raises an error of any process, in all processes.
         """
         if self._batches is not None or self._error is not None:
             return
@@ -167,7 +167,7 @@ class BankItems:
             self._batches = self._dealt(loader, _united([entries_of_rank or [] for entries_of_rank, _ in by_rank]))
 
     def _find_loader(self, trainer: Trainer) -> Any:
-        """Return the user's loader, or a loader of the user's data set in its order.
+        """Return the user's loader, or a loader for the user's data set.
 
         Raises:
             UsageError: If there is no data, or it is neither a data set nor a loader.
@@ -177,8 +177,8 @@ class BankItems:
             make_data = getattr(getattr(trainer, "datamodule", None), "training_data_for_evaluation", None)
             if make_data is None:
                 raise UsageError(
-                    f"{self.owner} has no training set: pass bank=..., your training set with the transforms of "
-                    "an evaluation, or give your data module a method training_data_for_evaluation() that returns it."
+                    f"{self.owner} has no training set. Pass bank=..., your training set with evaluation transforms, or "
+                    "give your data module a method training_data_for_evaluation() that returns it."
                 )
             data = make_data()
         elif callable(data) and not isinstance(data, Dataset | DataLoader):
@@ -189,22 +189,22 @@ class BankItems:
         if hasattr(data, "__iter__") and not hasattr(data, "__next__"):
             return data
         raise UsageError(
-            f"{self.owner}: bank gave {with_article(type(data).__name__)}; expected a data set with a length "
-            "and items, a loader, or anything else that gives batches each time it is iterated."
+            f"{self.owner}: bank is {with_article(type(data).__name__)}. Pass a data set with a length and "
+            "items, a loader, or another object that gives batches each time it is iterated."
         )
 
     def _entries(self, loader: Any) -> list[Any] | None:
         """Return the sampler's indices of each batch; None for a stream.
 
         Raises:
-            UsageError: If classes are to be drawn from a stream, or a stream has no ids on several processes.
+            UsageError: If classes should be drawn from a stream.
         """
         if _is_stream(loader):
             if self.draw is not None:
-                # A loader of this package may wrap the user's stream.
+                # `_find_loader` may have wrapped the user's stream.
                 given = loader.dataset if type(loader) is DataLoader else loader
                 raise UsageError(
-                    f"{self.owner}: classes cannot be drawn from bank ({type(given).__name__}), a stream without "
+                    f"{self.owner}: classes cannot be drawn from bank ({type(given).__name__}), because a stream has no "
                     "indices. Pass a data set with a length, or classes=None to measure all items."
                 )
             return None
@@ -214,7 +214,7 @@ class BankItems:
 
     def _drawn(self, loader: DataLoader[Any], entries: Sequence[Any], draw: ClassDraw) -> list[Any]:
         """Return the indices of a sample, in batches of the loader's batch size."""
-        # Sorted, so that a loader that shuffles does not change what the seed draws.
+        # Sorted, so that a shuffling loader does not change what the seed draws.
         pool = torch.tensor(sorted({index for entry in entries for index in _indices(entry)}), dtype=torch.int64)
         labels = self._labels_of(loader.dataset)[pool]
         sample = pool[class_subset(labels, draw.classes, draw.items_per_class, draw.seed)].tolist()
@@ -225,7 +225,7 @@ class BankItems:
         """Return the label of each item of a data set.
 
         Raises:
-            UsageError: If the data set has none, or not one for each item.
+            UsageError: If the data set has no labels, or not one for each item.
         """
         call = f"{self.owner}(bank=...)"
         try:
@@ -235,12 +235,12 @@ class BankItems:
         except ValueError as error:
             raise UsageError(str(error)) from error
         raise UsageError(
-            f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
-            "without reading every item. Give it one, the label of each item: dataset.labels = [...]."
+            f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, so classes cannot be drawn without "
+            "reading every item. Set the label of each item: dataset.labels = [...]."
         )
 
     def _dealt(self, loader: DataLoader[Any], entries: Sequence[Any]) -> _Batches:
-        """Return the batches of this process: every n-th, and an uncounted one where other processes have one more."""
+        """Return every n-th batch; if other processes have one more, also a batch that does not count."""
         replica = self._replica
         own = list(entries[replica.number :: replica.replicas])
         steps = math.ceil(len(entries) / replica.replicas)
@@ -254,15 +254,15 @@ class BankItems:
     ) -> EmbeddingStore:
         """Return the embeddings of this process's batches, in evaluation mode.
 
-        In the sanity check one batch is embedded and dropped, so that the store stays empty.
+        In the sanity check one batch is embedded and dropped, so the store stays empty.
 
         Args:
             trainer: The Trainer.
             embed: Embeds a batch.
-            groups: Entry of a batch with the group of each item; None reads none.
+            groups: Entry of a batch with the group of each item; None reads no groups.
 
         Raises:
-            UsageError: If `prepare` found no batches; or in the sanity check, if a batch cannot be read or embedded.
+            UsageError: If `prepare` failed, or in the sanity check, if a batch cannot be read or embedded.
         """
         if self._error is not None:
             raise self._error
@@ -280,7 +280,7 @@ class BankItems:
         store = EmbeddingStore(call=f"{self.owner}(bank=...)")
         module = trainer.lightning_module
         description = "Embedding training classes"
-        # This happens inside an epoch of validation: other monitors must not take these outputs for outputs of a step.
+        # Other monitors must not take these outputs for outputs of a validation step.
         with (
             hooks_ignored(),
             evaluation_mode(module),
@@ -301,18 +301,18 @@ class BankItems:
         return store
 
     def _refuse_copies(self, source: EmbeddingSource) -> None:
-        """Refuse a stream that every process reads, unless ids tell which items are the same."""
+        """Refuse a stream that every process reads, unless ids identify repeated items."""
         if source.ids is None:
             raise UsageError(
                 f"{self.owner}: bank is a stream, and each of {self._replica.replicas} processes may read the "
-                f"same items. Pass {source.as_argument(ids='key')}, an entry of the batch that names each item, so that "
-                "items that come twice are counted once; or pass a data set with a length."
+                f"same items. Pass {source.as_argument(ids='key')}, a batch entry that identifies each item, so that "
+                "repeated items count once; or pass a data set with a length."
             )
 
     def _columns(
         self, embed: Embedder, batch: Any, items: int, groups: Entry | Sequence[Entry] | None
     ) -> dict[Hashable, Labels]:
-        """Return the ids and the groups of a batch, if there are any."""
+        """Return the ids and the groups of a batch, if it has any."""
         source = embed.reader.source
         columns: dict[Hashable, Labels] = {}
         if groups is not None:
@@ -323,7 +323,7 @@ class BankItems:
 
 
 def has_entry(entry: Entry, batch: Any) -> bool:
-    """Return whether a batch has an entry outside any step, without a step's output."""
+    """Return whether a batch has an entry, without the output of a step."""
     if callable(entry):
         try:
             return entry(None, batch) is not None
@@ -335,11 +335,11 @@ def has_entry(entry: Entry, batch: Any) -> bool:
 
 
 def _lasting(error: Exception, fact: str) -> Exception:
-    """Return an error that the sanity check raises, because every epoch would repeat it."""
+    """Return an error as a `UsageError`, which ends the run in the sanity check: every epoch would repeat it."""
     if isinstance(error, UsageError):
         return error
     return UsageError(
-        f"{fact}: {type(error).__name__}: {error}. Pass data whose batches are like those of the validation."
+        f"{fact}: {type(error).__name__}: {error}. Pass data whose batches are like the validation batches."
     )
 
 
@@ -353,22 +353,21 @@ def _is_stream(loader: Any) -> bool:
 
 
 def _listed(loader: DataLoader[Any], owner: str) -> list[Any]:
-    """Return the entries that the sampler of a loader gives in one pass.
+    """Return what the sampler of a loader gives in one pass.
 
     Raises:
         UsageError: If the pass does not end.
     """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    # A sampler may repeat items. A sampler is considered endless if it gives ten times as many indices as there are
-    # items, and more than its length. The constant leaves room for small data sets. The length itself may be an
-    # estimate.
+    # A sampler may repeat items, and its length may be an estimate. It counts as endless if it gives more than ten times
+    # as many indices as items, and more than its length. The constant is for small data sets.
     most = 10 * len(loader.dataset) + 1000  # type: ignore[arg-type]
-    with suppress(NotImplementedError, TypeError):  # the sampler of a `BatchSampler` may have no length
+    with suppress(NotImplementedError, TypeError):  # it may have no length
         most = max(most, len(sampler))
     entries = list(islice(sampler, most + 1))
     if len(entries) > most:
         raise UsageError(
-            f"{owner} has a sampler ({type(loader.sampler).__name__}) that does not end: it has given more than {most:,} "
+            f"{owner} has a sampler ({type(loader.sampler).__name__}) that does not end: it gave more than {most:,} "
             f"batches of {len(loader.dataset):,} items. "  # type: ignore[arg-type]
             "Pass the data set, or a loader whose sampler gives each item once."
         )
@@ -376,7 +375,7 @@ def _listed(loader: DataLoader[Any], owner: str) -> list[Any]:
 
 
 def _indices(entry: Any) -> list[Any]:
-    """Return the indices of a batch, also of a batch that is a single index."""
+    """Return the indices of a batch, which may be a single index."""
     if hasattr(entry, "tolist"):
         entry = entry.tolist()
     return list(entry) if isinstance(entry, list | tuple | range) else [entry]
@@ -385,8 +384,7 @@ def _indices(entry: Any) -> list[Any]:
 def _united(entries_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the batches of all processes without repeated indices.
 
-    The samplers of all processes may give the same entries, the same in another order, or separate parts. In each case
-    every index counts once.
+    The samplers of all processes may give the same entries, in the same or another order, or separate parts.
     """
     seen: set[Hashable] = set()
     united: list[Any] = []
@@ -404,9 +402,9 @@ def _united(entries_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _rebuilt(loader: DataLoader[Any], entries: Sequence[Any]) -> DataLoader[Any]:
-    """Return a loader that reads these batches as another loader does.
+    """Return a loader that reads these batches with the options of another loader.
 
-    The user's own loader is never iterated: it may be the training loader, in the middle of an epoch.
+    The user's loader is not iterated, because it may be the training loader in the middle of an epoch.
     """
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
     options: dict[str, Any] = {name: getattr(loader, name) for name in names}
@@ -417,13 +415,13 @@ def _rebuilt(loader: DataLoader[Any], entries: Sequence[Any]) -> DataLoader[Any]
 
 
 def _count_from(first: int, step: int = 1) -> Iterable[int]:
-    """Return an iterable of first, first + step, ...; it has more numbers than any run has batches."""
+    """Return first, first + step, ...: more numbers than any run has batches."""
     return range(first, 2**62, step)
 
 
 @contextmanager
 def _preserved_generators(loader: DataLoader[Any]) -> Iterator[None]:
-    """Restore the generators of a loader and its samplers after the block: training may draw from them, too."""
+    """Restore the generators of a loader and its samplers after the block, because training may use them."""
     samplers = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     found = {id(part): part for part in (getattr(sampler, "generator", None) for sampler in samplers)}
     generators = [generator for generator in found.values() if isinstance(generator, torch.Generator)]
@@ -438,15 +436,15 @@ def _preserved_generators(loader: DataLoader[Any]) -> Iterator[None]:
 def labels_in(dataset: Any, call: str) -> Any:
     """Return the label of each item of a data set without reading an item; None if it has no labels.
 
-    Labels are its attribute `labels` or `targets`; the labels of the data set of a `Subset`, or of the parts of a
-    `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.
+    Labels are the attribute `labels` or `targets`; the labels inside a `Subset` or a `ConcatDataset`; the last tensor
+    of a `TensorDataset`, if it has integers; or a column of a `Table` with such a name.
 
     Args:
         dataset: The data set.
         call: The callback and its argument, for messages.
 
     Raises:
-        ValueError: If labels of a `Subset` or of a part are not labels.
+        ValueError: If the labels of a `Subset` or of a part are invalid.
     """
     for name in ("labels", "targets"):
         if getattr(dataset, name, None) is not None:
@@ -464,5 +462,5 @@ def labels_in(dataset: Any, call: str) -> Any:
         return last if last.ndim == 1 and not (last.is_floating_point() or last.is_complex()) else None
     column_names = getattr(dataset, "column_names", None) or ()
     column = next((name for name in LABEL_COLUMNS if name in column_names), None)
-    # The slice reads the column: from version 4 on, `datasets` returns only a view of it.
+    # From version 4 on, `datasets` returns a view of a column. The slice reads it.
     return None if column is None else dataset[column][:]

@@ -1,4 +1,4 @@
-"""Base of the monitors that compare each set with a bank of labelled items."""
+"""Base class of the monitors that compare each set with a bank of labelled items."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class BankMonitor(CollectingMonitor):
     """Compares each set with a bank: the training set, the gallery or the set itself.
 
     Args:
-        bank: One of the words `allowed_banks`; a data set, a loader of one, or a function of the Trainer.
-        allowed_banks: The words that may be given.
-        similarity: How embeddings of steps and of training items are compared, to see that they are made alike.
-        source: See `RetrievalMonitor`.
-        gallery: See there.
-        loaders: See there.
-        name: See there.
-        prog_bar: See there.
-        strict: See there.
-        groups: Entries of the step's output or of the batch with the group of each item; None for none.
-        takes_targets: Whether labels may be the targets of a regression.
+        bank: One of `allowed_banks`, a data set, a loader, or a function of the Trainer.
+        allowed_banks: The accepted words.
+        similarity: How embeddings of steps and of training items are compared, to check that they are made alike.
+        source: See `RetrievalMonitor`, as for the next five arguments.
+        gallery: Where the gallery is.
+        loaders: The measured loaders.
+        name: Part of the keys.
+        prog_bar: Show the first value in the progress bar.
+        strict: Which errors end the run.
+        groups: Entries of the step's output or of the batch with the group of each item; None without groups.
+        takes_targets: Whether labels may be regression targets.
 
     Raises:
         ValueError: If `bank` is another word.
@@ -75,7 +75,7 @@ class BankMonitor(CollectingMonitor):
             self._items = BankItems(data, owner)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: find the training items of the run anew."""
+        """Begin a run, and find the training items again."""
         super().setup(trainer, pl_module, stage)
         if self._items is not None:
             self._items.begin()
@@ -83,25 +83,25 @@ class BankMonitor(CollectingMonitor):
             self._training_bank = self._collection.shared_bank(self._items, groups)
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
-        """Check with the first batch that training items are embedded as the step embeds."""
+        """Check on the first batch that training items are embedded as in the step."""
         is_compared = read.first == 0 and read.embeddings is not None and not self.source.embeds_batches
         if self._training_bank is not None and is_compared:
             assert read.embeddings is not None
             self._training_bank.compare(trainer, loader, batch, read.embeddings, self.similarity)
 
     def _bank_shard(self, trainer: Trainer, sides: Sequence[Side]) -> Shard | None:
-        """Return this process's part of the bank, with groups; None where the set is its own bank. *Collective*.
+        """Return this process's part of the bank, with groups; None if the set is its own bank. *Collective*.
 
         Raises:
-            UsageError: If two encoders leave it open which one embeds the training items.
+            UsageError: If there are two encoders, because either could embed the training items.
         """
         if self._training_bank is None:
             return self._shard(sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
         if self._collection.has_two_encoders:
             raise UsageError(
-                f"{self._policy.owner} needs one encoder where the bank holds training items. Pass bank='gallery', or name "
+                f"{self._policy.owner} needs one encoder if the bank has training items. Pass bank='gallery', or name "
                 "the embeddings and labels of one encoder as the source."
             )
         shard = self._training_bank.shard()
-        # A process without items has no groups, but passes them as the others do.
+        # A process without items has no groups, but must pass some, as the others do.
         return shard._replace(groups=no_labels()) if self._groups is not None and shard.groups is None else shard

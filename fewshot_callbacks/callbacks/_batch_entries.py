@@ -1,4 +1,4 @@
-"""Entries of a batch or of a step's output: ids, groups and gallery flags of its items, and where its labels seem to be."""
+"""Entries of a batch or of a step's output: ids, groups, gallery flags, and probable labels."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fewshot_callbacks.functional._reading import as_list
 from fewshot_callbacks.metrics.item_batch import read_ids
 from fewshot_callbacks.system.words import counted
 
-# Names under which batches usually have labels.
+# usual names of labels in a batch
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "classes", "y")
 
 
 def read_flag(entry: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
-    """Read the mask of the embeddings of a batch that belong to the gallery, (items,) on the CPU.
+    """Return the mask of the embeddings of a batch that are in the gallery, (items,) on the CPU.
 
-    With several views of each item, the mask may hold one entry for each item.
+    With several views of each item, the batch may have one flag for each item.
     """
     flags = read_entry("gallery", entry, outputs, batch, owner, hint)
     if isinstance(flags, np.ndarray | list) and all(isinstance(flag, bool | np.bool_) for flag in flags):
         flags = torch.tensor(flags, dtype=torch.bool, device="cpu")
     if not isinstance(flags, Tensor) or flags.ndim != 1:
-        raise UsageError(f"{owner}: gallery gave {describe(flags)}; expected one boolean for each item.")
+        raise UsageError(f"{owner}: gallery gave {describe(flags)}. It must give one boolean for each item.")
     mask = flags.detach().cpu().bool()
     if len(mask) * views == items:
         mask = mask.repeat(views)
     if len(mask) != items:
         raise UsageError(
-            f"{owner}: gallery has {counted(len(mask), 'entry')} for {counted(items, 'embedding')}. Expected one boolean "
-            "for each item."
+            f"{owner}: gallery has {counted(len(mask), 'entry')} for {counted(items, 'embedding')}. It must give one "
+            "boolean for each item."
         )
     return mask
 
@@ -44,20 +44,19 @@ def read_flag(entry: Entry, outputs: Any, batch: Any, items: int, owner: str, vi
 def read_names(
     argument: str, entries: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
 ) -> Labels:
-    """Return an id or a group for each embedding of a batch, on the CPU: equal if all entries are equal.
+    """Return an id or a group for each embedding of a batch, on the CPU. Two are equal if all their entries are equal.
 
     Args:
-        argument: Name of the monitor's argument, for messages; `ids` name items, and each view of an item gets one of its
-            own.
-        entries: One entry, or several, which together make the id or group.
-        outputs: What the step returned.
-        batch: What the step was called with.
+        argument: Name of the monitor's argument, for messages. With `ids`, each view of an item gets its own id.
+        entries: One entry, or several that together make the id or group.
+        outputs: The step's output.
+        batch: The batch.
         items: Number of embeddings.
         owner: Name of the callback, for messages.
-        views: Number of views of each item. There may then be one value for each item instead of each embedding.
+        views: Number of views of each item. The batch may then have one value for each item.
 
     Raises:
-        UsageError: If there is no such entry, or it does not hold an integer or a word for each embedding.
+        UsageError: If there is no such entry, or it does not have an integer or a string for each embedding.
     """
     entry_list = [entries] if isinstance(entries, str | int) or callable(entries) else entries
     columns = [read_entry(argument, entry, outputs, batch, owner) for entry in entry_list]
@@ -66,7 +65,9 @@ def read_names(
         lists = [as_list(column) for column in columns]
         lengths = [len(column) for column in lists]
         if len(set(lengths)) > 1:
-            raise UsageError(f"{owner}: the entries {entry_list} of {argument} have {lengths} values. One each.")
+            raise UsageError(
+                f"{owner}: the entries {entry_list} of {argument} have {lengths} values. Pass entries of one length."
+            )
         values = [repr(row) for row in zip(*lists, strict=True)]
     if views > 1 and hasattr(values, "__len__") and len(values) * views == items:
         names = [str(name) for name in as_list(values)]
@@ -77,8 +78,8 @@ def read_names(
         return read_ids(values, items, owner, argument)
     except ValueError as error:
         raise UsageError(
-            f"{owner}: {argument} gave {describe(values)}; expected an integer or a word for each of the {items} "
-            f"embeddings. {without_owner(error, owner)}"
+            f"{owner}: {argument} gave {describe(values)}. It must give an integer or a string for each "
+            f"of the {items} embeddings. {without_owner(error, owner)}"
         ) from error
 
 
@@ -95,8 +96,8 @@ def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str
             return batch[entry]
         except (KeyError, IndexError, TypeError) as error:
             raise UsageError(
-                f"{owner}({argument}={entry!r}): the batch is {describe(batch)} and has no such entry. Pass a position that "
-                f"it has, a key, or a function of (outputs, batch).{hint}"
+                f"{owner}({argument}={entry!r}): the batch is {describe(batch)} and has no such entry. Pass an existing "
+                f"position, a key, or a function of (outputs, batch).{hint}"
             ) from error
     for mapping in (outputs, batch):
         if isinstance(mapping, Mapping) and entry in mapping:
@@ -108,7 +109,7 @@ def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str
 
 
 def entry_of_labels(batch: Any, ids: Any = None) -> Any:
-    """Return the key or the position of a batch where labels, and not its ids, seem to be; a guess if they seem nowhere."""
+    """Return the key or position in a batch that probably has the labels, not the ids; otherwise a guess."""
     if isinstance(batch, Mapping):
         entries: dict[Any, Any] = dict(batch)
         fallback: Any = "key"
@@ -120,25 +121,25 @@ def entry_of_labels(batch: Any, ids: Any = None) -> Any:
         fallback = FUNCTION
     candidates = [name for name, values in entries.items() if name != ids and _are_words_or_integers(values)]
     named = [name for name in candidates if str(name).lower() in LABEL_NAMES]
-    # Values that all differ name items.
+    # Values that all differ are ids.
     repeated = [name for name in candidates if len(set(as_list(entries[name]))) < len(entries[name])]
     return next(iter([*named, *repeated]), fallback)
 
 
 def _are_words_or_integers(values: Any) -> bool:
-    """Return whether an entry of a batch has an integer or a word for each item."""
+    """Return whether an entry of a batch has an integer or a string for each item."""
     if isinstance(values, Tensor):
         return values.ndim == 1 and not values.is_floating_point()
     return isinstance(values, list | tuple) and all(isinstance(value, str | int) for value in values)
 
 
 def is_pair(batch: Any) -> bool:
-    """Return whether a batch has two parts, of which the second may be the labels."""
+    """Return whether a batch has two parts. The second may be the labels."""
     return isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
 
 
 def are_views(first: Any, second: Any) -> bool:
-    """Return whether the two parts of a batch are inputs of one shape. Zeros and ones in the second part are labels."""
+    """Return whether both parts of a batch are inputs of one shape; zeros and ones are labels."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return False
     if first.shape != second.shape or second.ndim < 2:
@@ -147,5 +148,5 @@ def are_views(first: Any, second: Any) -> bool:
 
 
 def are_zeros_and_ones(values: Tensor) -> bool:
-    """Return whether a tensor holds nothing but 0 and 1."""
+    """Return whether a tensor has only zeros and ones."""
     return bool(((values == 0) | (values == 1)).all())

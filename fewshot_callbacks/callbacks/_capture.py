@@ -1,4 +1,4 @@
-"""Keeps what a submodule returns while a step runs."""
+"""Captures the output of a submodule while a step runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fewshot_callbacks.trainer.lightning import LightningModule
 
-# Lightning's names for the steps. `LightningModule._current_fx_name` is the name of the method or callback that runs now.
+# Lightning's names of the steps. `LightningModule._current_fx_name` is the name of the running method or callback.
 STEPS = ("training_step", "validation_step", "test_step")
 
 _HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
@@ -21,7 +21,7 @@ _HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
 
 @contextmanager
 def hooks_ignored() -> Iterator[None]:
-    """Make every `Capture` ignore the calls of submodules inside the block: they belong to no step."""
+    """Make every `Capture` ignore calls of submodules inside the block, because they do not belong to a step."""
     token = _HOOKS_IGNORED.set(True)
     try:
         yield
@@ -33,20 +33,20 @@ class CapturedCall(NamedTuple):
     """One call of the submodule in a step."""
 
     value: Any
-    """what `read` made of its output; tensors are detached copies"""
+    """the result of `read` for its output; tensors are detached copies"""
     circumstances: tuple[bool, bool, bool]
     """whether the submodule was in training mode, gradients were on, and an input had a gradient"""
 
 
 class Capture:
-    """Keeps copies of what one submodule returns, from `start` to `stop`, while a step of the module runs.
+    """Keeps copies of a submodule's outputs, from `start` to `stop`, while a step of the module runs.
 
-    The forward hook is on the submodule only in this time, so that nobody who copies, pickles, scripts or exports the
-    module between two batches meets it. Compiled code runs only hooks that were there when it was compiled, so in a compiled
-    module the hook stays from `attach` to `detach`.
+    The forward hook is on the submodule only in this time, so the module can be copied, pickled, scripted or exported
+    between batches without it. Compiled code runs only hooks that existed when it was compiled, so in a compiled module
+    the hook stays from `attach` to `detach`.
 
-    These calls are left out: calls outside a step, as of another callback; calls while autograd runs, as in
-    activation checkpointing; and calls before the step ran again or the weights changed, as a closure of L-BFGS makes them.
+    It ignores calls outside a step, for instance of another callback, and calls while autograd runs, as in activation
+    checkpointing. It drops calls from before the step ran again or the weights changed, as in a closure of L-BFGS.
 
     Args:
         read: Returns the part of an output that is kept.
@@ -60,9 +60,9 @@ class Capture:
         self._handle: RemovableHandle | None = None
         self._is_started = False
         self._stays = False
-        # whether the step of the calls so far has ended, and another run of it replaces them
+        # whether the step has ended, so that another run of it replaces the calls so far
         self._has_run_ended = False
-        # the parameters of the submodule, and how often they had been changed in place at the latest call
+        # the parameters of the submodule, and the number of their in-place changes at the latest call
         self._parameters: Sequence[Tensor] = ()
         self._changes = 0
 
@@ -70,7 +70,7 @@ class Capture:
         """Remember the submodule.
 
         Raises:
-            RuntimeError: If it runs no hooks, as a module of TorchScript.
+            RuntimeError: If it does not run hooks, like a TorchScript module.
         """
         submodule = module.get_submodule(name)
         if submodule is self._submodule and module is self._module:
@@ -85,7 +85,7 @@ class Capture:
             self._remove_hook()
 
     def detach(self) -> None:
-        """Forget the submodule, and drop what was kept."""
+        """Forget the submodule, and drop the captured outputs."""
         self.stop()
         self._remove_hook()
         self._module = None
@@ -93,7 +93,7 @@ class Capture:
         self._parameters = ()
 
     def start(self) -> None:
-        """Keep what the submodule returns from now on."""
+        """Start to capture outputs."""
         self.calls = []
         self._has_run_ended = False
         self._is_started = True
@@ -101,14 +101,14 @@ class Capture:
             self._add_hook()
 
     def stop(self) -> None:
-        """Keep nothing more, and drop what was kept."""
+        """Stop capturing, and drop the captured outputs."""
         self.calls = []
         self._is_started = False
         if not self._stays:
             self._remove_hook()
 
     def end_run(self) -> None:
-        """Say that the step has ended: if it runs again for the same batch, its new calls replace the earlier ones."""
+        """Mark the end of the step. If it runs again for the same batch, new calls replace earlier ones."""
         self._has_run_ended = True
 
     def _add_hook(self) -> None:
@@ -124,7 +124,7 @@ class Capture:
         """Keep the output of a call, if it belongs to the step."""
         if not self._is_started or self._module is None or self._module._current_fx_name not in STEPS:
             return
-        # In a traced call these values would be constants of the trace. The step of a compiled module calls it once.
+        # In a traced call these values would be constants of the trace.
         if not torch.compiler.is_compiling():
             if _HOOKS_IGNORED.get() or torch._C._current_graph_task_id() != -1:
                 return
@@ -145,7 +145,7 @@ class Capture:
 
 
 class _Hook:
-    """The forward hook of a capture. In a copied or pickled submodule, the hook does nothing."""
+    """The forward hook of a capture. It does nothing in a copied or pickled submodule."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -154,6 +154,6 @@ class _Hook:
         self.capture.keep(submodule, inputs, output)
 
     def __reduce__(self) -> Any:
-        # A hook gets three arguments, as `__exit__` does, and this `__exit__` does nothing. It can be unpickled where
-        # this package is not installed.
+        # A hook gets three arguments, as does this `__exit__`, which does nothing. It can be unpickled without this
+        # package.
         return getattr, (nullcontext(), "__exit__")

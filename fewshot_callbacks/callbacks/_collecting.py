@@ -1,16 +1,16 @@
-"""Base of the monitors that measure whole sets, which a `Collection` reads once for all monitors with the same source.
+"""Base class of the monitors that measure whole sets. A `Collection` reads each set once for all monitors with one source.
 
-A validation or a test runs in this order (`Collection` describes its contents between the hooks):
+Lightning calls the hooks of a validation or test in this order (`Collection` describes what it contains in between):
 
-    setup                on every rank; joins the collection of the source, or makes it
+    setup                on every rank: joins the collection of the source, or creates it
     on_*_start           adds the hook to the submodule that embeddings come from
-    on_*_epoch_start     drops what an aborted epoch has left; finds the loaders whose batches are read
-    on_*_batch_start     starts to capture what the submodule returns
-    on_*_batch_end       the collection reads the batch; `_see_batch` looks at it; errors wait for the end of the epoch
-    on_*_epoch_end       all ranks exchange their errors, then `_measure_set` measures each set: collective
-                         then drops what was collected
+    on_*_epoch_start     drops what an interrupted epoch has left; finds the loaders to read
+    on_*_batch_start     starts to capture the submodule's output
+    on_*_batch_end       the collection reads the batch; `_see_batch` gets it; errors wait for the end of the epoch
+    on_*_epoch_end       all ranks exchange their errors, then `_measure_set` measures each set (collective), and the
+                         collected items are dropped
     teardown, or on_exception
-                         removes the hook, and drops what was collected
+                         removes the hook, and drops the collected items
 """
 
 from __future__ import annotations
@@ -59,35 +59,37 @@ from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_z
 class CollectingMonitor(EvaluationMonitor):
     """Measures the sets of each validation and test, and logs their values.
 
-    Nothing is measured in Lightning's sanity check, but a step that returns no embeddings is an error there, too. An error
-    of one rank is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
+    Nothing is measured in Lightning's sanity check, but a step without embeddings is an error there, too. An error of
+    one rank waits for the end of the epoch, when all ranks learn of it together. Otherwise the others would wait for
+    this rank.
 
     A subclass implements `_names` and `_measure_set`.
 
     Args:
-        source: See `EmbeddingSource`; or one of the forms of its `source`.
-        gallery: See `RetrievalMonitor`; None where each item is a query against all others.
-        loaders: See there.
-        name: See there.
+        source: An `EmbeddingSource`, or one of the forms of its `source`.
+        gallery: See `RetrievalMonitor`; None if each item is a query against all others.
+        loaders: See `RetrievalMonitor`.
+        name: See `RetrievalMonitor`.
         prog_bar: Show the first of the values in the progress bar.
         strict: See `FailurePolicy`.
-        columns: What else is read of each item, besides its embedding, label and id.
-        groups: Entries with the group of each item; None if groups are not heeded.
+        columns: Other values that are read for each item.
+        groups: Entries with the group of each item; None without groups.
         needs_labels: Whether nothing can be measured without labels.
-        takes_targets: Whether labels may be the targets of a regression.
-        keeps_items: Whether the items are needed at the end. If not, `_see_batch` only sees one batch at a time.
+        takes_targets: Whether labels may be regression targets.
+        keeps_items: Whether the items are needed at the end of the epoch. If not, `_see_batch` gets one batch at a
+            time.
 
     Raises:
-        ValueError: If the source is of no known form, or `name` or `loaders` is empty.
+        ValueError: If the source has an unknown form, or `name` or `loaders` is empty.
     """
 
     # whether items may have several labels each, and whether steps may give the embeddings of two encoders
     _takes_label_sets = False
     _takes_two_encoders = False
-    # name of a value, without stage and loader -> which values are better; no entry if neither are
+    # name of a value, without stage and loader -> which values are better; no entry if neither
     _better: Mapping[str, Better] = {}
 
-    # Ends of messages, which subclasses replace.
+    # ends of messages, which subclasses replace
     _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_logged_twice = ", or pass name='exact' for val/exact/mAP"
     _remedy_for_weights = ""
@@ -113,15 +115,15 @@ class CollectingMonitor(EvaluationMonitor):
         super().__init__(strict)
         owner = self._policy.owner
         if name is not None and not name.strip("/"):
-            raise InputError(f"{owner}(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
+            raise InputError(f"{owner}(name={name!r}) is empty. Leave out name to log val/mAP and test/mAP.")
         if loaders is not None and not several(loaders):
-            raise InputError(f"{owner}(loaders={loaders!r}) names no loader. Leave out loaders to measure all of them.")
+            raise InputError(f"{owner}(loaders={loaders!r}) is empty. Leave out loaders to measure all of them.")
         self.source = EmbeddingSource.of(source, owner)
         self.gallery = gallery
         self.loaders = loaders
         self.name = name
         self.prog_bar = prog_bar
-        # An index names a loader; a name may belong to a loader or to a flag.
+        # An index is a loader; a name may be a loader or a flag.
         if gallery is not None and not isinstance(gallery, int):
             columns = [*columns, Column(FLAG, gallery)]
         self._groups = (
@@ -130,7 +132,7 @@ class CollectingMonitor(EvaluationMonitor):
         if self._groups is not None:
             columns = [self._groups, *columns]
         self._member = Member(owner, columns, needs_labels, takes_targets, keeps_items)
-        # Before the setup it is not shared.
+        # It is not shared before the setup.
         self._collection = Collection(self.source, owner)
         self._clear()
 
@@ -138,56 +140,56 @@ class CollectingMonitor(EvaluationMonitor):
 
     @abstractmethod
     def _names(self) -> Sequence[str]:
-        """Return the names of all values that a set may have, without stage and end of the key; empty if unknown."""
+        """Return the names of all values of a set, without stage and end of the key; empty if unknown."""
 
     @abstractmethod
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
-        """Return name -> value of a set, the same in every process. *Collective*.
+        """Return name -> value for a set, the same in every process. *Collective*.
 
         Args:
             trainer: The Trainer.
-            set_name: First part of the keys, such as `val/t2i`, and their end, for messages.
+            set_name: First part and end of the keys, such as `val/t2i`, for messages.
             measured_set: The set.
         """
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
-        """Process a batch that was read; an error counts for its loader. By default nothing is done."""
+        """Process a batch. An error counts for its loader. By default, do nothing."""
 
     def _clear(self) -> None:
-        """Reset the state of a validation outside the collection: before and after it, and at the end of a run."""
+        """Reset this monitor's own state: before and after each validation, and at the end of a run."""
         # errors of this rank in `_see_batch`, by loader
         self._own_errors: dict[int, Exception] = {}
-        # indices of the loaders whose batches are read; a validation finds them at its start
+        # indices of the loaders to read, which are found at the start of a validation
         self._loaders_read: Container[int] = ()
 
     def _after_set(self, trainer: Trainer, stage: str, measured_set: MeasuredSet, has_values: bool) -> None:
-        """Pass a set on after its values were logged. *Collective*. By default nothing is done."""
+        """Process a set after its values were logged. By default, do nothing. *Collective*."""
 
     def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
-        """Return the names of values that are NaN if a set cannot be measured. *Collective*."""
+        """Return the names that are logged as NaN if a set cannot be measured. *Collective*."""
         return self._names()
 
     def _is_measured(self, trainer: Trainer) -> bool:
-        """Return whether this validation is measured: by default always."""
+        """Return whether this validation is measured; by default True."""
         return True
 
     def _check(self, trainer: Trainer) -> None:
-        """Check at the end of an epoch what may fail on only one rank; not collective.
+        """Check at the end of an epoch what may fail on only one rank. Not collective.
 
         Raises:
-            UsageError: If the gallery, the labels or the encoders are not what this monitor can measure.
+            UsageError: If this monitor cannot measure this gallery, these labels or these encoders.
         """
         collection = self._collection
         owner = self._policy.owner
         if collection.has_two_encoders and not self._takes_two_encoders:
             raise UsageError(
                 f"{owner}: the source gives the embeddings of two encoders, {' and '.join(collection.reader.keys)}. Name "
-                "the embeddings and the labels of one: source=('embeddings', 'labels')."
+                "the embeddings and the labels of one encoder: source=('embeddings', 'labels')."
             )
         if self._has_label_sets and not self._takes_label_sets:
             raise UsageError(
                 f"{owner} needs one label for each item, but the labels are {collection.labels.form or 'zeros and ones'}. "
-                "Give it another source, whose labels are one integer or string for each item."
+                "Pass a source whose labels are one integer or string for each item."
             )
         two_encoders = collection.has_two_encoders
         check_gallery(trainer, self.gallery, self.loaders, owner, two_encoders=two_encoders)
@@ -203,9 +205,9 @@ class CollectingMonitor(EvaluationMonitor):
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, CollectingMonitor)]
         sharing = [monitor for monitor in monitors if monitor.source == self.source]
-        # A monitor is not in the list if a callback of the user hands its hooks on to it.
+        # A monitor is not in the list if a callback of the user forwards hooks to it.
         first = sharing[0] if self in sharing else self
-        # Lightning sets callbacks up in their order, so the first one's collection is the collection of this run.
+        # Lightning sets up callbacks in their order, so the first one's collection is new.
         owner = self._policy.owner
         self._collection = Collection(self.source, owner) if first is self else first._collection
         self._collection.join(self._member)
@@ -215,22 +217,22 @@ class CollectingMonitor(EvaluationMonitor):
         self._clear()
 
     def _tell_of_similar_sources(self, monitors: Sequence[CollectingMonitor]) -> None:
-        """Report monitors that read the same embeddings again, and how their sources differ."""
+        """Report another monitor that reads the same embeddings again, and how the sources differ."""
         for other in monitors[: monitors.index(self)] if self in monitors else ():
             both_keep_items = other._member.keeps_items and self._member.keeps_items
             if both_keep_items and other.source.source == self.source.source:
                 calls = (other.source.but_for(), self.source.but_for())
                 reason = f"one has source={calls[0]}, and the other source={calls[1]}"
                 if calls[0] == calls[1]:
-                    reason += ", and two functions are equal only if they are one object"
+                    reason += ", and two functions are equal only if they are the same object"
                 rank_zero_info(
-                    f"{other._policy.owner} and {self._policy.owner} each keep a copy of the same embeddings, since "
-                    f"{reason}. Give both one EmbeddingSource to keep one copy."
+                    f"{other._policy.owner} and {self._policy.owner} each keep a copy of the same embeddings, because "
+                    f"{reason}. Pass one EmbeddingSource to both to keep one copy."
                 )
                 return
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the hook to the submodule that embeddings come from, now that the module has made its layers.
+        """Add the hook to the submodule that embeddings come from. The module now has its layers.
 
         Raises:
             UsageError: If the submodule does not exist.
@@ -238,16 +240,16 @@ class CollectingMonitor(EvaluationMonitor):
         self._collection.attach(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the hook without a fit, or to a layer that was replaced since its start."""
+        """Add the hook if there was no fit, or to a layer that was replaced since its start."""
         self.on_fit_start(trainer, pl_module)
 
     on_test_start = on_validation_start
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
-        """Remove the hook, and drop the embeddings; of an interrupted epoch nothing is measured or logged."""
+        """Remove the hook, and drop the embeddings. An interrupted epoch is not measured."""
         self._collection.close()
         self._training_bank = None
-        # The monitors that shared the collection do so again in the next run.
+        # The next run shares a new collection.
         self._collection = Collection(self.source, self._policy.owner)
         self._clear()
 
@@ -259,11 +261,11 @@ class CollectingMonitor(EvaluationMonitor):
         Raises:
             UsageError: If a loader that the settings name does not exist.
         """
-        # This check runs before the first batch, since a validation may be long.
+        # Check before the first batch, because a validation may be long.
         with self._policy.handling(f"What {self._policy.owner} logs is NaN."):
             self._check_loaders(trainer)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            # Without a sanity check the loaders were unknown at the start of training.
+            # Without a sanity check, the loaders were unknown at the start of the fit.
             self._check_keys(trainer)
         self._clear()
         self._loaders_read = self._read_loaders(trainer)
@@ -275,7 +277,7 @@ class CollectingMonitor(EvaluationMonitor):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Capture what the submodule returns from now on."""
+        """Start to capture the submodule's output."""
         if dataloader_idx in self._loaders_read:
             self._collection.expect(self._member, dataloader_idx, batch_idx)
 
@@ -283,7 +285,7 @@ class CollectingMonitor(EvaluationMonitor):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
-        """Read the embeddings of this batch; an error waits for the end of the epoch."""
+        """Read the embeddings of this batch. An error waits for the end of the epoch."""
         if dataloader_idx not in self._loaders_read:
             return
         read = self._collection.read(self._member, trainer, outputs, batch)
@@ -301,23 +303,23 @@ class CollectingMonitor(EvaluationMonitor):
         self._collection.compare_replicas()
         errors = self._own_errors | self._collection.failures(self._member)
         if trainer.sanity_checking:
-            # A mistake ends the run here, rather than that every validation lacks an attribute.
+            # A mistake ends the run here; otherwise every validation would lack an attribute.
             for (loader, _), error in self._collection.failures_of_attributes(self._member).items():
                 errors.setdefault(loader, error)
-        # Loaders that only other monitors read only concern them.
+        # Errors of loaders that only other monitors read concern only them.
         failures = {loader: error for loader, error in errors.items() if loader in self._loaders_read}
         try:
             self._check_loaders(trainer)
             self._check(trainer)
             self._check_bank(trainer, has_failed=bool(failures))
         except Exception as error:  # a metric must not end the run
-            # The error counts for all loaders that have no error of their own.
+            # The error counts for all loaders without an own error.
             for loader in range(len(suffixes(trainer)) or 1):
                 failures.setdefault(loader, error)
         failed = gather_errors(failures)
         if trainer.sanity_checking:
             for failure in failed.values():
-                self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
+                self._policy.handle(failure, "The sanity check found that the validation cannot be measured.")
         elif self._is_measured(trainer):
             self._measure(trainer, pl_module, stage_of(trainer), failed)
             if self._collection.seen and not failed:
@@ -335,20 +337,20 @@ class CollectingMonitor(EvaluationMonitor):
         return self._training_bank is not None
 
     def _see_weights(self, trainer: Trainer, loader: int) -> None:
-        """Let the bank embed its items after the first batch of a loader.
+        """Embed the bank after the first batch of a loader.
 
         Raises:
-            UsageError: If the weights differed in the steps of another loader.
+            UsageError: If the weights differ from the steps of another loader.
         """
         assert self._training_bank is not None
         if not self._training_bank.after_first_batch(trainer, loader):
             raise changed_weights(self._policy.owner, self._remedy_for_weights)
 
     def _check_bank(self, trainer: Trainer, has_failed: bool) -> None:
-        """Embed the training items if this rank had no batch; raise a deferred error.
+        """Embed the training items if this rank had no batch, and raise a deferred error.
 
         Raises:
-            UsageError: If the weights may differ from the weights in the steps of other ranks.
+            UsageError: If the weights may differ from other ranks' steps.
         """
         if not self._needs_bank(trainer):
             return
@@ -360,7 +362,7 @@ class CollectingMonitor(EvaluationMonitor):
     # ---------------------------------------------------------------------------------------------------------- measuring
 
     def _read_loaders(self, trainer: Trainer) -> Container[int]:
-        """Return the indices of the loaders of queries and of the gallery."""
+        """Return the indices of the loaders of the queries and the gallery."""
         loaders = set(ends_of_loaders(trainer, self.loaders))
         index = gallery_loader(trainer, self.gallery)
         if index is not None:
@@ -368,13 +370,13 @@ class CollectingMonitor(EvaluationMonitor):
         return loaders
 
     def _sets(self, trainer: Trainer) -> list[MeasuredSet]:
-        """Return the sets that are evaluated."""
+        """Return the sets to measure."""
         return sets_of(trainer, self.gallery, self.loaders, self._collection.directions)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        """Measure the sets one after the other, and log the values of each. *Collective*."""
+        """Measure each set and log its values. *Collective*."""
         self._collection.agree()
-        # If the settings name no existing loader, a set without a side takes the error.
+        # If the settings name no existing loader, a set without sides gets the error.
         sets = self._sets(trainer) or [MeasuredSet("", "", [])]
         for number, measured_set in enumerate(sets):
             values = self._values_of_set(trainer, stage, measured_set, failed)
@@ -387,18 +389,18 @@ class CollectingMonitor(EvaluationMonitor):
             logged = {f"{prefix}/{name}{suffix}": value for name, value in values.items()}
             self._log(trainer, pl_module, logged, next(iter(logged), None) if self.prog_bar else None)
             self._after_set(trainer, stage, measured_set, has_values)
-            # This frees the embeddings of the set before the next evaluation takes memory.
+            # Free the embeddings of the set before the next evaluation needs memory.
             needed = {side for later_set in sets[number + 1 :] for side in later_set.sides}
             self._collection.done_with(self._member, set(measured_set.sides) - needed)
 
     def _values_of_set(
         self, trainer: Trainer, stage: str, measured_set: MeasuredSet, failed: Mapping[int, Exception]
     ) -> Mapping[str, float] | None:
-        """Return name -> value of a set; None after an error, which was handled. *Collective*."""
+        """Return name -> value of a set; None after a handled error. *Collective*."""
         prefix = self._key(stage, measured_set.direction)
         set_name = prefix + measured_set.suffix
         names = self._names()
-        consequence = f"{self._policy.owner} logs nothing of {set_name}."
+        consequence = f"{self._policy.owner} logs nothing for {set_name}."
         if names:
             consequence = f"{prefix}/{names[0]}{measured_set.suffix} and the other values of this set are NaN."
         values = None
@@ -411,45 +413,42 @@ class CollectingMonitor(EvaluationMonitor):
         return values
 
     def _shard(self, side: Side) -> Shard:
-        """Return this process's part of a side, with groups if there are any; warn of possible repeats.
-
-        *Collective*.
-        """
+        """Return this process's part of a side, with groups if there are any. Warn of possible repeats. *Collective*."""
         self._warn_of_repeats(side)
         shard = self._collection.shard(side)
         if shard.labels.are_targets and not self._member.takes_targets:
-            # All batches were zeros and ones, which other monitors read as targets.
+            # Targets that are only zeros and ones are several labels per item for this monitor.
             shard = shard._replace(labels=as_labels(shard.labels.values, "labels", self._policy.owner, sets=True))
         if shard.note is not None:
             self._policy.warn(f"{self._policy.owner}: {shard.note} (Shown once.)", kind="ids")
         return shard if self._groups is None else shard._replace(groups=shard.columns[self._groups])
 
     def _warn_of_repeats(self, side: Side) -> None:
-        """Warn if items of a side may have come to several processes without ids to identify them. *Collective*."""
+        """Warn if several processes may have seen the same items, and there are no ids. *Collective*."""
         dealing = self._collection.dealing(side)
         if dealing.reason is None or self.source.ids is not None:
             return
         dataset = getattr(self._collection.dataloader(side.loader), "dataset", None)
         once = "let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
         if isinstance(dataset, IterableDataset):
-            once = "yield other items in each process: a share by torch.distributed.get_rank() in __iter__."
+            once = "yield other items in each process: use torch.distributed.get_rank() in __iter__."
         ids = ("key", "key_of_second") if self._collection.has_two_encoders else "key"
         remedy = (
-            f"Pass {self.source.as_argument(ids=ids)}, an entry of the batch or of the step's output that names each item, "
-            f"or {once}"
+            f"Pass {self.source.as_argument(ids=ids)}, an entry of the batch or of the step's output that identifies each "
+            f"item, or {once}"
         )
         # Other monitors of the same source would repeat the warning.
         if remedy in self._collection.remedies_told:
             return
         self._collection.remedies_told.add(remedy)
         self._policy.warn(
-            f"Whether some of the {dealing.items_of_all} items of loader {side.loader} came to several processes is "
-            f"unknown, because {dealing.reason}. Such items would be counted more than once. {remedy} (Shown once.)"
+            f"Several processes may have seen some of the {dealing.items_of_all} items of loader {side.loader}, because "
+            f"{dealing.reason}. Such items count more than once. {remedy} (Shown once.)"
         )
 
     @property
     def _has_label_sets(self) -> bool:
-        """Whether items have several labels each for this monitor, as far as this process knows."""
+        """Whether items have several labels for this monitor, as far as this process knows."""
         return self._collection.labels.are_sets(to_targets=self._member.takes_targets)
 
     def _ids_are_shared(self, sides: Sequence[Side]) -> bool:
@@ -460,9 +459,9 @@ class CollectingMonitor(EvaluationMonitor):
         return self.source.ids is not None and len(sides) == 2 and not self._collection.has_two_encoders
 
     def _awaited(self, trainer: Trainer, measured_set: MeasuredSet, names: Iterable[str]) -> list[str]:
-        """Return the names of values that a checkpoint or a scheduler waits for; without a value they are logged as NaN.
+        """Return the names that a checkpoint or a scheduler monitors.
 
-        A missing key would end the run.
+        They are logged as NaN if they have no value, because a missing key would end the run.
         """
         watched = {watcher.key for watcher in watchers(trainer)}
         prefix = self._key(stage_of(trainer), measured_set.direction)

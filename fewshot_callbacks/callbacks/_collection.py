@@ -1,11 +1,11 @@
 """The items of one validation, read and joined once for all monitors with the same source.
 
-    Member        what one monitor asks for
-    Collection    one for each source of a Trainer
+    Member        what one monitor needs
+    Collection    one per source of a Trainer
 
-Each monitor forwards the hooks that Lightning calls. The first call of an event does the work, and the others find it
-done, so that the order of the monitors does not matter. Only the first monitor that asks makes a collective call. It is
-the same monitor in every process, because all processes have the same monitors in the same order.
+Each monitor forwards Lightning's hooks. The first call of an event does the work and later calls find it done, so the
+order of the monitors does not matter. Only the first monitor makes a collective call. It is the same monitor in every
+process, because all processes have the same monitors in the same order.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from fewshot_callbacks.trainer.loaders import (
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """What one monitor needs of a collection. Two members are the same only if they are one object.
+    """What one monitor needs from a collection. Members are compared by identity.
 
     Args:
         owner: Name of the monitor, for messages.
-        columns: What is read of each item for it.
-        needs_labels: Whether it can do nothing without labels.
-        takes_targets: Whether labels may be the targets of a regression.
-        keeps_items: Whether it needs the items at the end. If not, it only sees one batch at a time.
+        columns: Other values that are read for each item.
+        needs_labels: Whether nothing can be measured without labels.
+        takes_targets: Whether labels may be regression targets.
+        keeps_items: Whether it needs the items at the end. If not, it gets one batch at a time.
     """
 
     owner: str
@@ -72,7 +72,7 @@ class Member:
 
 
 class Batch(NamedTuple):
-    """What was read of a batch."""
+    """What was read from a batch."""
 
     first: int
     """index of its first item in this process's pass over the loader"""
@@ -81,81 +81,81 @@ class Batch(NamedTuple):
     embeddings: Tensor | None
     """(items, dim), on the device of the step; None with two encoders"""
     labels: Labels
-    """label of each item; empty without labels, and with two encoders"""
+    """label of each item; empty without labels or with two encoders"""
 
 
 @dataclass
 class _Step:
-    """The step that runs, or has just ended."""
+    """The current step, or the step that has just ended."""
 
     loader: int
     batch_idx: int
     awaited_by: list[Member]
-    """members that have yet to read it"""
+    """members that have not read it yet"""
     is_read: bool = False
     batch: Batch | None = None
-    """what was read; None before, after an error, and once no member awaits it: embeddings are on the device"""
+    """the result; None before it, after an error, and once all members have it, to free memory on the device"""
 
 
 @dataclass
 class _Errors:
-    """Errors of this process, which wait for the end of the epoch: an earlier one would leave other processes waiting."""
+    """Errors of this process. They wait for the end of the epoch; otherwise other processes would hang."""
 
     by_loader: dict[int, Exception] = field(default_factory=dict)
-    """loader -> error of all members"""
+    """loader -> error for all members"""
     no_labels: dict[int, Exception] = field(default_factory=dict)
-    """loader -> error of the members that need labels"""
+    """loader -> error for the members that need labels"""
     by_column: dict[tuple[int, Column], Exception] = field(default_factory=dict)
-    """(loader, column) -> error of the members that ask for the column; it is not read any more"""
+    """(loader, column) -> error for the members that need the column; it is no longer read"""
     by_attribute: dict[tuple[int, Column], Exception] = field(default_factory=dict)
-    """the same for slices that earlier batches had; a validation is measured without them"""
+    """the same for slices that earlier batches had; the validation is measured without them"""
 
 
 class Dealing(NamedTuple):
     """How the items of a side were dealt to the processes."""
 
     items: int | None
-    """number of items before a `DistributedSampler` repeats some; None on a single process, and if it is unknown"""
+    """number of items before a `DistributedSampler` pads them; None on a single process, and if unknown"""
     reason: str | None
     """why it is unknown"""
     items_of_all: int
-    """number of items that came to all processes"""
+    """number of items of all processes, including repeats"""
 
 
 class Collection:
-    """The embeddings, labels, ids and columns of a validation, held once for all members.
+    """The embeddings, labels, ids and columns of a validation, stored once for all members.
 
-    It is made at the setup of the first monitor of a Trainer that has this source. Each monitor calls, in this order:
+    The first monitor with this source creates it in its setup. Each monitor calls, in this order:
 
-        join         in `setup`, once in a run. All members have joined before the first validation.
-        begin        at the start of the epoch. *Collective*. The first member drops what an aborted validation has left, so
-                     that nothing is in memory until the first step.
-        expect       before a step of a loader that the monitor reads. From now on the submodule's output is captured.
-        read         after that step. The first member reads the batch and appends it to the store of its side; the others
+        join         in `setup`, once in a run. All members join before the first validation.
+        begin at the start of the epoch. *Collective*. The first member drops what an interrupted validation has left,
+                     so nothing is in memory until the first step.
+        expect       before a step of a loader that the monitor reads. The submodule's output is captured from now on.
+        read after that step. The first member reads the batch and appends it to the store of its side; the others
                      get the same `Batch`. An error waits: see `failures`.
-        agree        at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes
-                     then know the same about labels and encoders.
-        dealing      for each side of a set, before its first shard. *Collective*. It decides whether repeated items are
-        known. shard        for each side of a set. *Collective*. The first member joins the batches of the side, which
-        are then
-                     held once, as a shard.
-        done_with    after a set, for the sides that the member does not need again. Shards that no member needs are dropped.
-        finish       at the end of the epoch. The last member drops everything.
+        agree at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes then
+                     know the same about labels and encoders.
+        dealing for each side of a set, before its first shard. *Collective*. It finds out whether repeated items are
+                     known.
+        shard for each side of a set. *Collective*. The first member joins the batches of the side, which are then
+                     stored once, as a shard.
+        done_with after a set, for the sides that the member no longer needs. Shards that no member needs are dropped.
+        finish at the end of the epoch. The last member drops everything.
 
-    The members take turns from `agree` to `finish`: the second begins after the first has finished. In the sanity check,
-    and where a validation is not measured, `finish` follows `failures`. `close`, at the end of the run or after an
-    exception, may come after any of them, and drops what they have left.
+    From `agree` to `finish` the members take turns: the second begins after the first has finished. In the sanity
+    check, and if a validation is not measured, `finish` follows `failures`. `close`, at the end of the run or after an
+    exception, may follow any of them, and drops what is left.
 
     Args:
         source: Where the items come from.
-        owner: Name of the monitor that makes it, for messages.
+        owner: Name of the monitor that creates it, for messages.
     """
 
     def __init__(self, source: EmbeddingSource, owner: str) -> None:
-        # The store is dropped at once. It raises an error here, at the setup, if the folder cannot be written to.
+        # This store is dropped at once. If the folder cannot be written to, it raises the error now, in the setup.
         EmbeddingStore(source.spill_to, owner)
         self.source = source
-        # remedies for repeated items that monitors of this source have reported in this run
+        # advice on repeated items that monitors of this source have given in this run
         self.remedies_told: set[str] = set()
         self.labels = LabelReader(takes_sets=True)
         self.reader = EmbeddingReader(source, owner, needs_labels=False, labels=self.labels)
@@ -167,10 +167,10 @@ class Collection:
         self._clear()
 
     def _clear(self) -> None:
-        """Drop what belongs to one validation: before it begins, after its last member has measured, or after an abort."""
+        """Drop all state of a validation: before it, after its last member has measured, or if it is interrupted."""
         # name -> loader, in the order of their indices
         self.dataloaders: dict[str, Any] = {}
-        # the part of the data that this process has
+        # this process's part of the data
         self.replica = Replica(number=0, replicas=1, is_first=True)
         self._items = SideItems(self.source.spill_to, self.reader.owner)
         self._errors = _Errors()
@@ -181,14 +181,13 @@ class Collection:
         self.seen: Counter[int] = Counter()
         self.batches: Counter[int] = Counter()
         self._step: _Step | None = None
-        # lengths of the embeddings of the first batch of each loader, if other processes see the same batches
+        # lengths of the embeddings in the first batch of each loader, if other processes see the same batches
         self._first_lengths: dict[int, Tensor] = {}
         # facts of other processes, exchanged once
         self._has_agreed = False
         self._has_compared = False
         self._dealings: dict[Side, Dealing] = {}
-        # Members that have begun this validation, compared by identity. It is empty if and only if no items are in
-        # memory: items come after `begin`, and this method drops both.
+        # members that have begun this validation; empty if and only if no items are in memory
         self._begun: list[Member] = []
         # members that no longer need a side, and members that have finished
         self._done: dict[Side, list[Member]] = defaultdict(list)
@@ -199,19 +198,19 @@ class Collection:
     # ------------------------------------------------------------------------------------------------------ who takes part
 
     def join(self, member: Member) -> None:
-        """Take part in each validation of the run."""
+        """Add a member for all validations of the run."""
         self._members.append(member)
         self.labels.takes_targets = self.labels.takes_targets or member.takes_targets
-        # A read error concerns all members.
+        # An error while reading concerns all members.
         self.reader.owner = _owners(self._members)
         self.labels.owner_of_classes = _owners(known for known in self._members if not known.takes_targets)
 
     def shared_bank(self, items: BankItems, groups: Entry | Sequence[Entry] | None = None) -> Bank:
-        """Return the bank of these items, one for all monitors that ask for the same items.
+        """Return the bank of these items, one for all monitors with the same items.
 
         Args:
             items: The items.
-            groups: Entry of a batch with the group of each item; None if it is not asked for.
+            groups: Entry of a batch with the group of each item; None without groups.
         """
         for bank in self.banks:
             if bank.is_for(items, groups):
@@ -231,7 +230,7 @@ class Collection:
             self.embedder.check_name(module)
 
     def close(self) -> None:
-        """End the run, also after an error: remove the hook, and drop what was collected."""
+        """End the run, even after an error: remove the hook, and drop the items."""
         self.reader.detach()
         self._clear()
         for bank in self.banks:
@@ -242,8 +241,8 @@ class Collection:
     def begin(self, member: Member, trainer: Trainer) -> None:
         """Begin a validation. *Collective*.
 
-        If a member begins a second time, the validation before was aborted: an error was caught inside the run, so that no
-        `on_exception` came. What is left of that validation is dropped.
+        If a member begins a second time, the previous validation was interrupted: an error was caught inside the run,
+        without `on_exception`. Its items are dropped.
         """
         if not self._begun or member in self._begun:
             self._clear()
@@ -252,7 +251,7 @@ class Collection:
         self._begun.append(member)
 
     def done_with(self, member: Member, sides: Iterable[Side]) -> None:
-        """Record that a member no longer needs these sides; sides that no member needs are dropped."""
+        """Record that a member no longer needs these sides. Sides that no member needs are dropped."""
         for side in sides:
             self._done[side.undivided].append(member)
             finished = [*self._done[side.undivided], *self._finished]
@@ -260,7 +259,7 @@ class Collection:
                 self._items.drop(side.undivided)
 
     def finish(self, member: Member) -> None:
-        """End the part of a member in this validation; with the last member all is dropped."""
+        """Record that a member has finished this validation. After the last member, everything is dropped."""
         self._finished.append(member)
         if all(known in self._finished for known in self._members):
             self._clear()
@@ -268,17 +267,17 @@ class Collection:
     # ------------------------------------------------------------------------------------------------------ reading a batch
 
     def expect(self, member: Member, loader: int, batch_idx: int) -> None:
-        """Begin a step: keep what the submodule returns from now on."""
+        """Begin a step, and capture the submodule's output from now on."""
         if self._step is None or (self._step.loader, self._step.batch_idx) != (loader, batch_idx):
             self._step = _Step(loader, batch_idx, [])
             self.reader.start_capture()
         self._step.awaited_by.append(member)
 
     def read(self, member: Member, trainer: Trainer, outputs: Any, batch: Any) -> Batch | None:
-        """Read the batch that was expected, once for all members.
+        """Return the expected batch, which is read once for all members.
 
         Returns:
-            What was read; None if this batch or an earlier one of its loader could not be read, see `failures`.
+            None if this batch or an earlier batch of its loader could not be read, see `failures`.
         """
         step = self._step
         assert step is not None
@@ -292,11 +291,11 @@ class Collection:
         return result
 
     def _read_once(self, trainer: Trainer, step: _Step, outputs: Any, batch: Any) -> Batch | None:
-        """Read a batch and append it. An error is deferred to the end of the epoch."""
+        """Read a batch and append it. An error waits for the end of the epoch."""
         loader = step.loader
         self.batches[loader] += 1
         if loader in self._errors.by_loader:
-            # A set without one of its batches is not measured.
+            # A set with a missing batch is not measured.
             self.reader.stop_capture()
             return None
         try:
@@ -334,7 +333,7 @@ class Collection:
         return both
 
     def _see_whether_labelled(self, loader: int, labelled: LabelledEmbeddings, batch: Any, step: str) -> None:
-        """Store an error for members that need labels, if there are none.
+        """Store an error for members that need labels, if a batch has no labels.
 
         Raises:
             ValueError: If only some batches of a loader have labels.
@@ -343,11 +342,11 @@ class Collection:
         has_labels = len(labels) == len(embeddings)
         if self._has_labels.setdefault(loader, has_labels) != has_labels:
             raise InputError(
-                f"{self.reader.owner}: some batches have labels, others have none. Give labels in every batch, or in none."
+                f"{self.reader.owner}: some batches have labels, but others do not. Pass labels in every batch or in none."
             )
         if not has_labels and loader not in self._errors.no_labels:
             error = self.reader.no_labels(batch, step, _owners(known for known in self._members if known.needs_labels))
-            # A step that has given labels before may give labels again.
+            # A step that has returned labels before may do so again.
             was_successful = step in self.reader.successful_steps
             self._errors.no_labels[loader] = InputError(str(error)) if was_successful else error
 
@@ -360,7 +359,7 @@ class Collection:
         embeddings, labels = labelled
         items = len(embeddings)
         if len(labels) != items:
-            # A store needs a label for each item. These labels are never read.
+            # A store needs a label for each item. These are never read.
             labels = Labels(torch.zeros(items, dtype=torch.int64, device="cpu"))
         columns: dict[Hashable, Labels] = {}
         ids: Any = self.source.ids
@@ -380,7 +379,7 @@ class Collection:
                 refuse_another_form(owner, store.forms.get(column, ""), values, column.argument)
                 columns[column] = values
             except Exception as error:
-                # What the first batch lacks is a mistake in the settings. Later ones may have a missing value.
+                # A value that the first batch lacks is a mistake in the settings. In later batches it may be missing data.
                 if column.argument == SLICES and column in store.forms:
                     self._errors.by_attribute[place] = error
                 else:
@@ -393,11 +392,11 @@ class Collection:
         if column.argument != FLAG:
             return read_names(column.argument, column.entry, outputs, batch, items, owner, views)
         names = ", ".join(map(repr, self.dataloaders))
-        hint = "" if callable(column.entry) else f" Nor is there such a loader; there are {names}."
+        hint = "" if callable(column.entry) else f" It is not a loader either; the loaders are {names}."
         return Labels(read_flag(column.entry, outputs, batch, items, owner, views, hint).long())
 
     def failures(self, member: Member) -> dict[int, Exception]:
-        """Return loader -> the error with which this process cannot serve a member."""
+        """Return loader -> error of this process that concerns a member."""
         failures: dict[int, Exception] = {}
         for (loader, column), error in self._errors.by_column.items():
             if column in member.columns:
@@ -409,7 +408,7 @@ class Collection:
         return failures | self._errors.by_loader
 
     def failures_of_attributes(self, member: Member) -> dict[tuple[int, Column], Exception]:
-        """Return loader and column -> why a batch of this process has no slices, although earlier batches had some."""
+        """Return (loader, column) -> why a batch of this process lacks slices that earlier batches had."""
         return {place: error for place, error in self._errors.by_attribute.items() if place[1] in member.columns}
 
     # --------------------------------------------------------------------------------------------- the end of a validation
@@ -417,8 +416,8 @@ class Collection:
     def compare_replicas(self) -> None:
         """Store an error for loaders whose embeddings differ within a tensor-parallel group, once. *Collective*.
 
-        Only the embeddings of one process of the group are counted. If another process has different ones, each has a part
-        of the dimensions, or the processes see different items.
+        Only one process of the group counts. If another process has different embeddings, each has some of the
+        dimensions, or the processes see different items.
         """
         if self._has_compared or self.replica.replicas == process_count():
             return
@@ -433,14 +432,14 @@ class Collection:
                 ):
                     continue
                 self._errors.by_loader[loader] = UsageError(
-                    f"{self.reader.owner}: process {rank} has other embeddings of the first batch of loader {loader} than "
-                    "another process of its tensor-parallel group. If the last layer is a ColwiseParallel, each process has "
-                    "some of the dimensions: pass ColwiseParallel(output_layouts=Replicate()). If the processes see other "
-                    "items, let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
+                    f"{self.reader.owner}: process {rank} and another process of its tensor-parallel group have different "
+                    f"embeddings of the first batch of loader {loader}. If the last layer is a ColwiseParallel, each "
+                    "process has some of the dimensions: pass ColwiseParallel(output_layouts=Replicate()). If they see "
+                    "different items, let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
                 )
 
     def agree(self) -> None:
-        """Learn of labels and encoders from processes that had items, once. *Collective*."""
+        """Share what is known about labels and encoders with processes without items, once. *Collective*."""
         if self._has_agreed:
             return
         self.labels.agree()
@@ -448,7 +447,7 @@ class Collection:
         self._has_agreed = True
 
     def have_classes(self, loader: int) -> bool | None:
-        """Return whether the items of a loader have labels that name classes; None without items. *Collective*."""
+        """Return whether the items of a loader have classes as labels; None without items. *Collective*."""
         has_classes = self._has_labels.get(loader)
         if self.labels.has_targets:
             has_classes = False
@@ -457,7 +456,7 @@ class Collection:
         return all(answers) if answers else None
 
     def have_labels(self, loader: int) -> bool:
-        """Return whether the items of a loader have labels of any form, in all processes. *Collective*."""
+        """Return whether the items of a loader have labels of any form in all processes. *Collective*."""
         return all(gather_objects(self._has_labels.get(loader, True)))
 
     @property
@@ -470,7 +469,7 @@ class Collection:
         return list(self.dataloaders.values())[loader]
 
     def dealing(self, side: Side) -> Dealing:
-        """Return how the items of a side were dealt to the processes, asked once. *Collective*."""
+        """Return how the items of a side were dealt to the processes; found out once. *Collective*."""
         side = side.undivided
         samples = self.seen[side.loader]
         if process_count() == 1:
@@ -479,18 +478,18 @@ class Collection:
             items = len(self._items.store(side)) if self.has_two_encoders else samples
             dataloader = self.dataloader(side.loader)
             reason_here = unknown_order_reason(dataloader, self.batches[side.loader], samples, self.replica)
-            # Another process of a tensor-parallel group counts the same items.
+            # Another process of the tensor-parallel group counts the same items.
             items_here = items if self.replica.is_first else 0
             is_one_of_each_here = items == samples or not self.replica.is_first
-            # The decision whether items are dropped must be the same on all ranks: one rank with a reason is enough.
+            # All ranks must decide alike: a reason on one rank is enough.
             by_rank = gather_objects((reason_here, items_here, is_one_of_each_here))
             reasons = [reason for reason, _, _ in by_rank if reason is not None]
             length = None if reasons else unpadded_length(dataloader, self.replica)
             has_one_of_each = all(is_one_of_each for _, _, is_one_of_each in by_rank)
             if length is not None and not has_one_of_each:
-                # The rows of this encoder are not the samples that were dealt, such as several texts of an image.
+                # The rows of this encoder are not the dealt samples: an image may have several texts.
                 if length % self.replica.replicas:
-                    reasons.append("this encoder gives other numbers of embeddings than the first")
+                    reasons.append("this encoder gives another number of embeddings than the first")
                 length = None
             reason = reasons[0] if reasons else None
             self._dealings[side] = Dealing(length, reason, sum(count for _, count, _ in by_rank))
@@ -501,7 +500,7 @@ class Collection:
         needs_undivided = any(side.flag not in member.columns for member in self._members if member.keeps_items)
         part = (self.replica.number, self.replica.replicas)
         shard = self._items.shard(side, self.dealing(side).items, part, needs_undivided=needs_undivided)
-        # A process without items has no ids and columns, but passes them as the others do.
+        # A process without items has no ids and columns, but must pass some, as the others do.
         if self.source.ids is not None and shard.ids is None:
             shard = shard._replace(ids=no_labels())
         missing: dict[Hashable, Labels] = {column: no_labels() for member in self._members for column in member.columns}

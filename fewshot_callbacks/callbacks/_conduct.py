@@ -1,4 +1,4 @@
-"""How a callback behaves inside somebody's training: which errors end it, a progress bar, and a share of its time."""
+"""How a callback behaves in a user's run: which errors end it, progress bars, and its share of the time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fewshot_callbacks.trainer.warning import warn
 
 
 class UsageError(InputError):
-    """A mistake in the settings of a monitor or in what a step returns, which every later batch would repeat."""
+    """Raised for a mistake in the settings or in a step's output, which every later batch would repeat."""
 
 
 def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
-    """Check numbers by the names of their settings; None passes.
+    """Check that numbers are at least `least`; None is accepted.
 
     Raises:
-        ValueError: If one is below `least`; with its name and value.
+        ValueError: With the name and the value of the first smaller number.
     """
     for name, number in numbers.items():
         if number is not None and number < least:
@@ -36,7 +36,7 @@ def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
 
 
 def without_owner(error: Exception, owner: str) -> str:
-    """Return the message of an error without the name that it begins with, for a sentence that has named the owner."""
+    """Return the message of an error without the owner's name at its start."""
     message = str(error).removeprefix(f"{owner}: ")
     if message.startswith(f"{owner} "):
         return f"{'They' if ' and ' in owner else 'It'}{message.removeprefix(owner)}"
@@ -48,8 +48,8 @@ class FailurePolicy:
 
     Args:
         owner: Name of the callback, for messages.
-        strict: True raises every error and False none. None raises a `UsageError` or `LabelFormsError`, which no further
-            training mends, and warns of all others, such as errors of a diverged batch.
+        strict: True raises every error, False none. None raises a `UsageError` or `LabelFormsError`, which further
+            training cannot mend, and warns of all others, such as errors in a diverged batch.
     """
 
     def __init__(self, owner: str, strict: bool | None) -> None:
@@ -58,60 +58,60 @@ class FailurePolicy:
         self._shown_kinds: set[str] = set()
 
     def begin(self) -> None:
-        """Begin a run: forget the warnings of the run before."""
+        """Begin a run: forget the warnings of the previous run."""
         self._shown_kinds = set()
 
     def handle(self, error: Exception, consequence: str) -> None:
-        """Raise the error, or warn of it and of its consequence for the log, once for each kind of error."""
+        """Raise the error, or warn of it and its consequence, once for each kind of error."""
         if self.strict:
             raise error
         message = str(error) or type(error).__name__
         if self.strict is None and isinstance(error, UsageError | LabelFormsError):
             hint = f" ({self.owner}(strict=False) warns instead, and logs NaN.)"
-            # An error that was raised here may pass through here again, from a nested block.
+            # An error raised in a nested block passes through here twice.
             raise UsageError(message.removesuffix(hint) + hint) from error
-        # Errors that differ only in numbers, such as a count of rows or an epoch, are of one kind.
+        # Errors that differ only in numbers, such as a count of rows or an epoch, are one kind.
         kind = type(error).__name__ + without_digits(without_owner(error, self.owner))[:60]
         error_type = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
         self.warn(f"{consequence} {error_type}{message} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
 
     @contextmanager
     def handling(self, consequence: str) -> Iterator[None]:
-        """Handle an error inside the block as `handle` does. After a warning, the code behind the block runs."""
+        """Handle an error inside the block as `handle` does. After a warning, the code after the block runs."""
         try:
             yield
         except Exception as error:
             self.handle(error, consequence)
 
     @contextmanager
-    def going_on(self, kind: str, fact: str, remedy: str = "The run goes on without it.") -> Iterator[None]:
-        """Turn an error inside the block into a warning, once for each kind and type of error; even if `strict` is True."""
+    def going_on(self, kind: str, fact: str, remedy: str = "The run continues without it.") -> Iterator[None]:
+        """Turn an error inside the block into a warning, even if `strict` is True; once for each kind and type."""
         try:
             yield
-        except Exception as error:  # a picture must not end the run
+        except Exception as error:  # a figure must not end the run
             error_type = type(error).__name__
             message = f"{self.owner}: {fact} ({error_type}: {error}). {remedy} (Shown once for such errors.)"
             self.warn(message, f"{kind}: {error_type}")
 
     def warn(self, message: str, kind: str | None = None) -> None:
-        """Warn, on the first rank; with a `kind`, once for each kind in a run."""
+        """Warn on the first rank; with a `kind`, only once in a run."""
         if kind is None or self.is_new(kind):
             warn(message)
 
     def is_new(self, kind: str) -> bool:
-        """Return whether this is the first call with this kind in a run."""
+        """Return whether this is the first call for this kind in a run."""
         if kind in self._shown_kinds:
             return False
         self._shown_kinds.add(kind)
         return True
 
 
-# An evaluation that is shorter than this shows no progress bar, which would vanish before it is read.
+# A shorter evaluation shows no progress bar, because nobody could read it.
 QUIET_SECONDS = 1.0
 
 
 def print_beside_bar(trainer: Trainer, line: str) -> None:
-    """Print a line on the first rank, above the progress bar; do nothing if the Trainer shows no bar."""
+    """Print a line above the progress bar on the first rank; nothing if the Trainer shows no bar."""
     bar = trainer.progress_bar_callback
     if bar is not None and not getattr(bar, "is_disabled", False) and trainer.is_global_zero:
         bar.print(line)
@@ -119,15 +119,15 @@ def print_beside_bar(trainer: Trainer, line: str) -> None:
 
 @contextmanager
 def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") -> Iterator[Callable[[int, int], None]]:
-    """Yield a function of (units done, units in all). It shows a bar if the work is long and the Trainer shows bars.
+    """Yield a function of (units done, all units), which shows a progress bar for long work if the Trainer shows bars.
 
-    The bar is part of the Trainer's Rich display, or else a tqdm bar. Only the first rank shows it, and it is removed
-    at the end.
+    The bar is part of the Trainer's Rich display, or else a tqdm bar. Only the first rank shows it. It is removed at
+    the end.
     """
     trainer_bar = trainer.progress_bar_callback
     is_enabled = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
     uses_rich = is_of_class(trainer_bar, "RichProgressBar")
-    # Rich's display; None before the Trainer has made it
+    # Rich's display; None before the Trainer creates it
     rich_display = getattr(trainer_bar, "progress", None) if uses_rich else None
     rich_task = None
     tqdm_bar = None
@@ -160,7 +160,7 @@ def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") 
 
 
 class TimeShare:
-    """Measures the share of wall-clock time since it was made that some work takes.
+    """Measures the fraction of wall-clock time, since this object was created, that some work takes.
 
     Examples:
         >>> watch = TimeShare()
@@ -185,34 +185,34 @@ class TimeShare:
 
     @property
     def share(self) -> float:
-        """Time inside the blocks, divided by the time since this object was made."""
-        # At the very beginning the measured time may be zero.
+        """Time inside the blocks divided by the time since this object was created."""
+        # At first the measured time may be zero.
         return self.seconds / max(time.perf_counter() - self._began, 1e-9)
 
 
-# Shorter work is not noticeable. Without this limit, the load of the machine would decide whether a run of a few
-# seconds skips an epoch.
+# Nobody notices shorter work. Without this limit, the load of the machine decides whether a run of a few seconds skips
+# an epoch.
 LEAST_SECONDS = 1.0
 
 
 class Schedule:
-    """Decides in which epochs a callback works; in such an epoch at each of its validations, as far as `max_share` allows.
+    """Decides in which epochs a callback works: there at each validation, as far as `max_share` allows.
 
     Args:
-        every_n_epochs: Work at most in one of this number of epochs, beginning with the first.
-        max_share: Wait until the work has taken at most this share of the run time; None never waits. Work of less than a
-            second in all never waits.
+        every_n_epochs: Work in at most one of this number of epochs, beginning with the first.
+        max_share: Wait until the work has taken at most this fraction of the run time; None never waits. The first
+            second of work never waits.
         owner: Name of the callback, for messages.
 
     Raises:
-        ValueError: A setting is out of range.
+        ValueError: If a setting is out of range.
     """
 
     def __init__(self, every_n_epochs: int, max_share: float | None, owner: str) -> None:
         check_at_least(1, owner, every_n_epochs=every_n_epochs)
         if max_share is not None and not 0 < max_share < 1:
             raise InputError(
-                f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."
+                f"{owner}(max_share={max_share}) must be between 0 and 1. Pass, for instance, 0.05, or None."
             )
         self.every_n_epochs = every_n_epochs
         self.max_share = max_share
@@ -220,7 +220,7 @@ class Schedule:
         self.begin()
 
     def begin(self, watch: TimeShare | None = None) -> None:
-        """Begin a run with a new stopwatch, or with the stopwatch of another callback."""
+        """Begin a run with a new stopwatch, or with another callback's stopwatch."""
         self.watch = TimeShare() if watch is None else watch
         # last epoch with work
         self._last_epoch: int | None = None
@@ -229,9 +229,9 @@ class Schedule:
     def is_due(self, epoch: int) -> bool:
         """Return whether to work in this epoch, by the clock of the first process. *Collective*.
 
-        Skipped epochs are reported once.
+        A message reports skipped epochs once.
         """
-        # Clocks differ a little: if each process used its own, some would work and wait for the others.
+        # Clocks differ: if each process used its own, some would work and wait for the others.
         due = bool(broadcast_object(self._decide(epoch)))
         if due:
             self._last_epoch = epoch
@@ -239,23 +239,23 @@ class Schedule:
 
     def _decide(self, epoch: int) -> bool:
         """Return whether to work in this epoch, by the clock of this process."""
-        # An equal epoch is another validation of the last epoch with work.
+        # The same epoch again is another of its validations.
         if self._last_epoch is not None and 0 < epoch - self._last_epoch < self.every_n_epochs:
             return False
         if self.max_share is None or self.watch.share <= self.max_share or self.watch.seconds < LEAST_SECONDS:
             return True
         if not self._has_told:
             rank_zero_info(
-                f"{self.owner}: this has taken {self.watch.seconds:.1f} s, {self.watch.share:.0%} of the time; epochs are "
-                f"skipped until the share is below {self.max_share:.0%} (max_share). Ask for less, use a larger "
-                "every_n_epochs, or max_share=None to skip none. (Shown once.)"
+                f"{self.owner} has taken {self.watch.seconds:.1f} s, {self.watch.share:.0%} of the time. It skips epochs "
+                f"until this is below {self.max_share:.0%} (max_share). Request less work, pass a larger every_n_epochs, "
+                "or pass max_share=None to skip no epoch. (Shown once.)"
             )
         self._has_told = True
         return False
 
 
 def describe(value: Any) -> str:
-    """Describe a value in a few words."""
+    """Return a description of a value in a few words, for messages."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Embeds batches outside any step."""
+"""Embeds batches outside a step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fewshot_callbacks.functional.retrieval import Similarity
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 
-# Relative distance of two embeddings of one item above which they were computed differently.
+# If two embeddings of one item have a larger relative distance, they were computed differently.
 LARGEST_DIFFERENCE = 0.01
 
 
 class Embedder:
-    """Embeds a batch outside any step.
+    """Embeds a batch outside a step.
 
     It uses `embed` of its source, or else the submodule that the source names, or else the module itself.
 
@@ -44,12 +44,12 @@ class Embedder:
         return self.reader.owner
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
-        """Embed a batch that is on the device, and read its labels."""
-        # The precision is the precision of a step, because these embeddings are compared with the step's embeddings.
+        """Return the embeddings and labels of a batch that is on the device."""
+        # The precision of a step, because these embeddings are compared with a step's embeddings.
         with trainer.precision_plugin.val_step_context():
             result: Any = self.embed(module, batch) if callable(self.embed) else self._call_submodule(module, batch)
         key = self.reader.keys[0]
-        # A forward method or a function may return the same mapping as the step.
+        # `forward` or the function may return the same mapping as the step.
         if isinstance(result, Mapping) and key in result:
             result = result[key]
         if isinstance(result, tuple) and len(result) == 2:
@@ -57,12 +57,12 @@ class Embedder:
         return self.reader.check(result, self.reader.find_labels(None, batch, "embed"), "embed")
 
     def in_evaluation(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
-        """Embed a batch in evaluation mode. Hooks of `EmbeddingReader`s ignore these calls of submodules."""
+        """Return embeddings and labels in evaluation mode. Hooks of `EmbeddingReader`s ignore these calls."""
         with hooks_ignored(), evaluation_mode(module):
             return self(trainer, module, batch)
 
     def _call_submodule(self, module: LightningModule, batch: Any) -> Any:
-        """Return the output of the submodule that `embed` names, or of the module itself, for the inputs of a batch."""
+        """Return the output of the submodule that `embed` names, or of the module itself, for a batch."""
         inputs, place = self._find_inputs(batch)
         if self.embed is not None:
             name, _, path = str(self.embed).partition(":")
@@ -74,20 +74,20 @@ class Embedder:
         try:
             return self._call(module, "", inputs, place)
         except NotImplementedError as error:
-            # PyTorch's own error for a module without `forward` contains the word; other errors come from the module.
+            # PyTorch's error for a module without `forward` contains this word; other errors come from the module.
             if "forward" not in str(error):
                 raise
             raise UsageError(
-                f"{self.owner}: {type(module).__name__} has no forward method, and its source does not say how to embed. "
+                f"{self.owner}: {type(module).__name__} has no forward method, and the source does not name an embed. "
                 f"Pass {self.reader.source.as_argument(embed='name.of.a.submodule')}, or as embed a function of (module, "
                 "batch) that returns the embeddings."
             ) from error
 
     def _call(self, module: nn.Module, name: str, inputs: Any, place: str) -> Any:
-        """Call a module; `name` is the name of a submodule, or empty, and `place` is where the inputs are in the batch.
+        """Return the output of a module, whose name may be empty; `place` is where the inputs are in the batch.
 
         Raises:
-            UsageError: If there are several inputs, and the module takes no list.
+            UsageError: If there are several inputs, and the module does not take a list.
         """
         try:
             return module(inputs)
@@ -96,14 +96,14 @@ class Embedder:
                 raise
             call = f"embed={name!r}" if name else f"{type(module).__name__}.forward"
             raise UsageError(
-                f"{self.owner}: {call} takes no list, and the inputs are {describe(inputs)}, such as views of each item. "
-                f"Say which are meant: {self._with_function(place + '[0]')}. ({type(error).__name__}: {error})"
+                f"{self.owner}: {call} does not take a list, but the inputs are {describe(inputs)}, such as views of each "
+                f"item. Choose one: {self._with_function(place + '[0]')}. ({type(error).__name__}: {error})"
             ) from error
 
     def _find_inputs(self, batch: Any) -> tuple[Any, str]:
-        """Return the inputs of the model, and the code of where they are in the batch.
+        """Return the inputs of the model, and the code that finds them in the batch.
 
-        They are the first part of a batch. If the batch is a mapping, they are its only entry besides the labels.
+        They are the first part of a batch, or the only entry of a mapping in addition to the labels.
 
         Raises:
             UsageError: If a mapping has several such entries, or none.
@@ -115,8 +115,8 @@ class Embedder:
             tensors = [key for key in input_keys if isinstance(batch[key], Tensor) and batch[key].ndim > 1]
             key = next(iter([*tensors, *input_keys]), "...")
             raise UsageError(
-                f"{self.owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and it is not known "
-                f"with which of them the model is called. Say so: {self._with_function(f'batch[{key!r}]')}."
+                f"{self.owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and it is unknown "
+                f"which of them are the inputs of the model. Pass them: {self._with_function(f'batch[{key!r}]')}."
             )
         if isinstance(batch, Sequence) and not isinstance(batch, str):
             return batch[0], "batch[0]"
@@ -132,7 +132,7 @@ class Embedder:
         """Check that the module has the submodule that `embed` names.
 
         Raises:
-            UsageError: If not; lists similar names.
+            UsageError: If not. The message lists similar names.
         """
         if isinstance(self.embed, str):
             check_submodule(module, self.embed.partition(":")[0], f"{self.owner}, {self._call_of_source()}")
@@ -144,14 +144,14 @@ class Embedder:
     def check(
         self, trainer: Trainer, module: LightningModule, batch: Any, step_embeddings: Tensor, similarity: Similarity
     ) -> None:
-        """Check that a validation step embeds a batch in the same way.
+        """Check that this embedder and a validation step make the same embeddings of a batch.
 
         Args:
             trainer: The Trainer.
             module: The module.
-            batch: What the step was called with.
+            batch: The batch of the step.
             step_embeddings: The embeddings of the step.
-            similarity: What is compared; cosine does not see the length of an embedding.
+            similarity: How embeddings are compared; the cosine ignores their length.
 
         Raises:
             UsageError: If the embeddings differ by more than rounding.
@@ -160,7 +160,7 @@ class Embedder:
         if similarity == "cosine":
             embeddings = torch.nn.functional.normalize(embeddings.double(), dim=1)
             step_embeddings = torch.nn.functional.normalize(step_embeddings.double(), dim=1)
-        self.compare(embeddings, step_embeddings, module, "validation_step", "comparing the two would mean nothing")
+        self.compare(embeddings, step_embeddings, module, "validation_step", "a comparison would be meaningless")
 
     def compare(
         self, embeddings: Tensor, step_embeddings: Tensor, module: LightningModule, step: str, consequence: str
@@ -168,11 +168,11 @@ class Embedder:
         """Check that this embedder and a step have made the same embeddings of a batch.
 
         Args:
-            embeddings: Those of this embedder.
-            step_embeddings: Those of the step.
+            embeddings: The embeddings of this embedder.
+            step_embeddings: The embeddings of the step.
             module: The module, for messages.
             step: Name of the step, for messages.
-            consequence: What follows if they differ, for messages.
+            consequence: What follows from a difference, for messages.
 
         Raises:
             UsageError: If they differ by more than rounding.
@@ -188,17 +188,17 @@ class Embedder:
         )
         if embeddings.shape != step_embeddings.shape:
             raise UsageError(
-                f"{self.owner}: {subject} gives embeddings of shape {tuple(embeddings.shape)} for a batch of which "
-                f"{step} gave {tuple(step_embeddings.shape)}. {fix}"
+                f"{self.owner}: {subject} gives embeddings of shape {tuple(embeddings.shape)}, but for the same batch "
+                f"{step} gave shape {tuple(step_embeddings.shape)}. {fix}"
             )
         if not len(embeddings):
             return
         distances = (embeddings.double() - step_embeddings.double()).norm(dim=1)
-        # The bound keeps a row of zeros from dividing by zero.
+        # The bound avoids a division by zero.
         lengths = step_embeddings.double().norm(dim=1).clamp(min=1e-30)
         difference = float((distances / lengths).max())
         if difference > LARGEST_DIFFERENCE:
             raise UsageError(
-                f"{self.owner}: {subject} gives other embeddings than {step} for the same batch (they differ by up to "
+                f"{self.owner}: {subject} and {step} give different embeddings for the same batch (by up to "
                 f"{difference:.2g} of their length), so {consequence}. {fix}"
             )

@@ -1,4 +1,4 @@
-"""`EmbeddingReader`: finds the embeddings and labels of a step where its `EmbeddingSource` says, and checks them."""
+"""`EmbeddingReader`: finds and checks the embeddings and labels of a step."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fewshot_callbacks.trainer.lightning import LightningModule
 TRAINING_STEP = "training_step"
 
 COMPILED = (
-    " Or it was compiled before this monitor added its hook, and compiled code ignores hooks: return the embeddings from "
+    " If it was compiled before this monitor added its hook, the compiled code ignores the hook: return the embeddings from "
     "the step, or call torch.compiler.reset() before the run."
 )
 
-# Number of dimensions of wrong embeddings -> what to do about it.
+# number of dimensions of wrong embeddings -> the fix
 SHAPE_FIXES = {
-    1: "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None].",
-    3: "Pool the positions of an item: embeddings.mean(dim=1) or embeddings[:, 0]; or flatten them: embeddings.flatten(1).",
-    4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
-    "{pooled}; or flatten it: embeddings.flatten(1).",
+    1: "Has a squeeze() dropped a dimension? If each item is one number, pass embeddings[:, None].",
+    3: "Pool the positions of an item: embeddings.mean(dim=1) or embeddings[:, 0]. Or flatten them: embeddings.flatten(1).",
+    4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool'. Or pool it: "
+    "{pooled}. Or flatten it: embeddings.flatten(1).",
 }
 
 
@@ -40,29 +40,29 @@ def check_submodule(module: LightningModule, name: str, call: str, fix: str = ""
     """Check that the module has a submodule of this name.
 
     Raises:
-        UsageError: If not; lists similar names.
+        UsageError: If not. The message lists similar names.
     """
-    # Duplicates stay, since a layer may have two names; the module itself has an empty one.
+    # A layer may have two names. The module itself has an empty name.
     names = [submodule_name for submodule_name, _ in module.named_modules(remove_duplicate=False) if submodule_name]
     if name not in names:
         top_level = [submodule_name for submodule_name in names if "." not in submodule_name]
         suggestions = difflib.get_close_matches(name, names, n=3) or top_level[:8]
         raise UsageError(
-            f"{call}: {type(module).__name__} has no submodule of that name. It has, for instance, "
+            f"{call}: {type(module).__name__} has no such submodule. It has, for instance, "
             f"{', '.join(suggestions)}.{fix}"
         )
 
 
 class EmbeddingReader:
-    """Reads (embeddings, labels) of each step.
+    """Reads the embeddings and labels of each step.
 
-    With a submodule as source it owns a `Capture` of that submodule's outputs, which keeps them from `start_capture` until
-    `read` or `stop_capture`.
+    If the source is a submodule, the reader owns a `Capture` of its outputs, from `start_capture` until `read` or
+    `stop_capture`.
 
     Args:
-        source: Says where they are.
+        source: Where they are.
         owner: Name of the callback, for messages.
-        needs_labels: False: of a step without labels, the labels are an empty `Labels`.
+        needs_labels: If False, a step without labels has an empty `Labels`.
         labels: Reads the labels; by default one for each item.
     """
 
@@ -73,31 +73,30 @@ class EmbeddingReader:
         self.labels = labels or LabelReader()
         self.owner = owner
         self.needs_labels = needs_labels
-        # keys of the step's output; the second is also that of the labels in a batch
+        # keys of the step's output; the second is also the key of the labels in a batch
         self.keys = source.source if isinstance(source.source, tuple) else STEP_KEYS
         self._is_compiled = False
         self._may_skip_batches = False
-        # steps that have given embeddings in this run: if one gives none later, the next batch may have them again
+        # steps that have given embeddings in this run; if one gives none later, the next batch may have them again
         self.successful_steps: set[str] = set()
         self.capture = Capture(source.kept_output)
 
-        # end of messages about a training step without embeddings or labels: what the owner can do without them; the owner
-        # sets it in its constructor
+        # end of messages about a training step without embeddings or labels, which the owner sets
         self.without_training = ""
 
     def begin(self) -> None:
-        """Begin a run: no step has given embeddings yet."""
+        """Begin a run, in which no step has given embeddings."""
         self.detach()
         self.successful_steps.clear()
 
     def attach(self, module: LightningModule) -> None:
-        """Find the submodule that is the source. A compiled module is given its hook now, any other before each step.
+        """Find the submodule that is the source. A compiled module gets its hook now, any other module before each step.
 
-        The module may make or replace its layers in `setup` and in `configure_model`, which both come after the `setup` of
-        the callbacks.
+        The module may create or replace its layers in `setup` and `configure_model`, which run after the `setup` of
+        callbacks.
 
         Raises:
-            UsageError: If there is no submodule of that name, or it runs no hooks.
+            UsageError: If there is no submodule of that name, or it does not run hooks.
         """
         self._is_compiled = _is_compiled(module)
         self._may_skip_batches = module.automatic_optimization
@@ -105,69 +104,73 @@ class EmbeddingReader:
         if not name:
             return
         call = f"{self.owner}(source={self.source.source!r})"
-        check_submodule(module, name, call, " For keys of the step's output pass two: source=('embeddings', 'labels').")
+        check_submodule(
+            module, name, call, " If you mean keys of the step's output, pass two: source=('embeddings', 'labels')."
+        )
         try:
             self.capture.attach(module, name, is_compiled=self._is_compiled)
         except RuntimeError as error:
             if not isinstance(module.get_submodule(name), torch.jit.ScriptModule):
                 raise
             raise UsageError(
-                f"{call}: TorchScript has compiled this submodule, and runs no hooks that could read its output. Return "
-                f"the embeddings from the steps.{self._embed_fix()}"
+                f"{call}: TorchScript has compiled this submodule, so it runs no hooks that could read its output. "
+                f"Return the embeddings from the steps.{self._embed_fix()}"
             ) from error
 
     def detach(self) -> None:
-        """Remove the hook, and drop what it has captured."""
+        """Remove the hook, and drop the captured outputs."""
         self.capture.detach()
 
     def _embed_fix(self) -> str:
-        """Say how a monitor embeds batches itself."""
+        """Return the end of a message: how to let a monitor embed batches itself."""
         if "." in self.source.submodule:
-            # It is inside another submodule, and need not take the inputs of a batch.
+            # It is inside another submodule, and may not take the inputs of a batch.
             fix = self.source.as_argument(source=None, embed=FUNCTION)
             return f" Or pass a function of (module, batch) that returns the embeddings: {fix}."
         fix = self.source.as_argument(source=None, embed=self.source.source)
         return f" Or let {self.owner} embed the batches itself: {fix}."
 
     def start_capture(self) -> None:
-        """Begin a step: keep what the submodule returns from now on."""
+        """Begin a step, and capture the submodule's output from now on."""
         self.capture.start()
 
     def stop_capture(self) -> None:
-        """End the step: drop what was captured, and keep nothing more."""
+        """End the step: drop the captured outputs, and stop capturing."""
         self.capture.stop()
 
     def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Read embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
+        """Return embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
 
         Args:
-            outputs: What the step returned.
-            batch: What the step was called with.
+            outputs: The step's output.
+            batch: The batch.
             step: Name of the step, for messages.
 
         Raises:
-            UsageError: If they are not where the source says; names what was there and the argument that fixes it.
-            ValueError: The same, if the next batch may have them: the step has given embeddings before, or skipped a batch.
+            UsageError: If they are not where the source says. The message names what was there, and the argument that
+                fixes it.
+            ValueError: The same, if the next batch may have them: the step has given embeddings before, or skipped a
+                batch.
         """
         try:
             embeddings, labels = self.check(*self._find(outputs, batch, step), step)
         except UsageError as error:
-            # A training step may return None to skip its batch, of which Lightning makes an empty mapping.
+            # A training step may return None to skip its batch. Lightning turns None into an empty mapping.
             is_empty = isinstance(outputs, Mapping) and not outputs
             is_skipped = self._may_skip_batches and step == TRAINING_STEP and is_empty
             if step in self.successful_steps or is_skipped:
                 raise InputError(str(error)) from error
             raise
         finally:
-            # Also after an error: what the submodule returns from now on belongs to no step.
+            # Even after an error: later outputs of the submodule do not belong to a step.
             self.stop_capture()
-        # An evaluation step is successful on all ranks or on none, which its monitor knows at the end of the epoch.
+        # An evaluation step must succeed on all ranks, which its monitor knows only at the end of the epoch.
         if step == TRAINING_STEP:
             self.successful_steps.add(step)
         return embeddings, labels
 
     def _find(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
-        """Return embeddings and labels as they were found, of any type."""
+        """Return embeddings and labels as they are, of any type."""
         source = self.source.source
         if callable(source):
             return _call_source(source, outputs, batch, step, self.owner)
@@ -183,18 +186,15 @@ class EmbeddingReader:
         return self.source.join_calls(self.capture.calls, items, step, self.owner, hint), labels
 
     def find_labels(self, outputs: Any, batch: Any, step: str) -> Any:
-        """Return the labels of a batch as they were found, of any type.
+        """Return the labels of a batch as they are, of any type; None if there are none and the owner does not need them.
 
-        What the user has said comes first; then what the step has returned, whose labels need not be those of the batch
-        (views of items, mixed images); and only then the batch.
+        The entry that the user names comes first, then the step's output, and the batch last: the labels that a step
+        returns may differ from the labels in the batch (views of items, mixed images).
 
         Args:
-            outputs: What the step returned; None if no step has processed the batch.
+            outputs: The step's output; None without a step.
             batch: The batch.
             step: Name of the step, for messages.
-
-        Returns:
-            The labels; None if there are none and the owner can do without.
 
         Raises:
             UsageError: If there are none, and the owner needs them.
@@ -210,7 +210,7 @@ class EmbeddingReader:
                 fix = self.source.as_argument(labels=entry_of_labels(batch, self.source.ids))
                 raise UsageError(
                     f"{self.owner}, {self.source.but_for()}: the batch is {describe(batch)} and has no entry {labels!r}. "
-                    f"Name an entry that it has, {fix}, or pass a function of the batch."
+                    f"Name an existing entry, {fix}, or pass a function of the batch."
                 ) from error
         for part in (outputs, batch):
             if isinstance(part, Mapping) and key in part:
@@ -222,18 +222,18 @@ class EmbeddingReader:
         raise self.no_labels(batch, step)
 
     def no_labels(self, batch: Any, step: str, owner: str = "") -> UsageError:
-        """Return the error that a step has no labels; it says where they were looked for, and how to say where they are.
+        """Return the error that a step has no labels. It names where the reader looked, and how to name their place.
 
         Args:
-            batch: What the step was called with.
+            batch: The batch.
             step: Name of the step.
-            owner: Who needs them; by default the owner of the reader.
+            owner: Who needs the labels; by default the owner of the reader.
         """
         description = "two tensors of one shape, such as two views of each item" if is_pair(batch) else describe(batch)
         fix = self.source.as_argument(labels=entry_of_labels(batch, self.source.ids))
         return UsageError(
             f"{owner or self.owner} found no labels: {step} returned none under {self.keys[1]!r}, and the batch is "
-            f"{description}. Say where they are in the batch: {fix}, or pass a function of the batch as labels."
+            f"{description}. Name their place in the batch: {fix}, or pass a function of the batch as labels."
             + (self.without_training if step == TRAINING_STEP else "")
         )
 
@@ -241,8 +241,8 @@ class EmbeddingReader:
         """Return the embeddings of `step`, checked and detached, and one label for each. *Collective* for a DTensor.
 
         Raises:
-            UsageError: If their types, shapes or numbers are wrong.
-            ValueError: If a tensor holds no values, which those of the next batch may.
+            UsageError: If types, shapes or numbers are wrong.
+            ValueError: If a tensor has no values. The next batch may have some.
         """
         embeddings = _whole(embeddings, step, self.owner)
         if labels is None and not self.needs_labels:
@@ -265,22 +265,22 @@ class EmbeddingReader:
         if len(item_labels) != len(embeddings):
             raise UsageError(
                 f"{self.owner}: {step} gave {counted(len(embeddings), 'embedding')}, but "
-                f"{counted(len(item_labels), 'label')}; expected one for each embedding, in the same order."
+                f"{counted(len(item_labels), 'label')}. Give one label for each embedding, in the same order."
             )
         return embeddings.detach(), item_labels
 
 
 def _no_embeddings(reader: EmbeddingReader, outputs: Any, step: str) -> UsageError:
-    """Return the error that says what a step returned in place of embeddings, and which argument fixes it."""
+    """Return the error that a step returned no embeddings, with what it returned and the fix."""
     key, labels_key = reader.keys
     similar_key = _similar_key(key, outputs)
     if similar_key is not None:
         fix = f"Did you mean source=({similar_key!r}, {_similar_key(labels_key, outputs) or labels_key!r})?"
     else:
         fix = (
-            f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
-            "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or "
-            "source='name.of.a.submodule' whose output is the embedding."
+            f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or name their place: '
+            "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or a submodule that returns the "
+            "embedding: source='name.of.a.submodule'."
         )
         if step == TRAINING_STEP:
             fix += reader.without_training
@@ -289,10 +289,10 @@ def _no_embeddings(reader: EmbeddingReader, outputs: Any, step: str) -> UsageErr
 
 
 def _call_source(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, step: str, owner: str) -> tuple[Any, Any]:
-    """Return what a function finds for embeddings and labels of a step.
+    """Return what the user's function finds as embeddings and labels of a step.
 
     Raises:
-        UsageError: If it raises, or returns no pair.
+        UsageError: If it raises an error, or does not return a pair.
     """
     try:
         result = source(outputs, batch)
@@ -303,16 +303,16 @@ def _call_source(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, st
         ) from error
     if not (isinstance(result, Sequence) and len(result) == 2):
         raise UsageError(
-            f"{owner}: the function passed as source returned {describe(result)}; it must return (embeddings, labels)."
+            f"{owner}: the function passed as source returned {describe(result)}. It must return (embeddings, labels)."
         )
     return result[0], result[1]
 
 
 def _whole(embeddings: Any, step: str, owner: str) -> Any:
-    """Return a DTensor as a whole tensor, and anything else as it is. *Collective* for a DTensor.
+    """Return a DTensor as a whole tensor, and anything else unchanged. *Collective* for a DTensor.
 
     Raises:
-        UsageError: If other processes have other items of it.
+        UsageError: If its items are divided among processes.
     """
     if not hasattr(embeddings, "full_tensor"):
         return embeddings
@@ -332,7 +332,7 @@ def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:
         except ValueError as error:
             fact = f"{owner}: the embeddings of {step} are {describe(embeddings)}, not a tensor."
             raise UsageError(f"{fact} {without_owner(error, owner)}") from error
-    if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) of a global pooling layer
+    if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) after global pooling
         embeddings = embeddings.flatten(1)
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
@@ -341,16 +341,16 @@ def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:
         elif embeddings.ndim == 2:
             fix = as_floats("embeddings", embeddings.dtype)
         raise UsageError(
-            f"{owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point vector for each "
-            f"item, (items, dim). {fix}"
+            f"{owner}: the embeddings of {step} are {describe(embeddings)}. They must be one floating-point vector "
+            f"for each item, (items, dim). {fix}"
         )
     return cast(Tensor, embeddings)
 
 
 def _mean_over_places(shape: Sequence[int]) -> str:
-    """Write the code of the mean over the places of a feature map of this shape.
+    """Return the code of the mean over the places of a feature map.
 
-    Its channels come first or, as in Swin, last. Since most maps are square, two equal sizes tell which.
+    Channels come first or, as in Swin, last. Two equal sizes show which, because most maps are square.
     """
     channels_first = "embeddings.mean(dim=(2, 3))"
     channels_last = "embeddings.mean(dim=(1, 2))"
@@ -358,11 +358,11 @@ def _mean_over_places(shape: Sequence[int]) -> str:
         return channels_first
     if shape[1] == shape[2] != shape[3]:
         return channels_last
-    return f"{channels_first} where the channels come first, {channels_last} where they come last"
+    return f"{channels_first} if the channels come first, {channels_last} if they come last"
 
 
 def _similar_key(key: str, outputs: Any) -> str | None:
-    """Return the key of a step's output that `key` is or is probably meant to be; None if there is none."""
+    """Return the key of a step's output that equals `key` or resembles it; None without one."""
     names = [name for name in outputs if isinstance(name, str)] if isinstance(outputs, Mapping) else []
     prefixes = [name for name in names if name.startswith(key) or key.startswith(name)]
     candidates = difflib.get_close_matches(key, names, n=1) or prefixes
@@ -371,8 +371,7 @@ def _similar_key(key: str, outputs: Any) -> str | None:
 
 def _is_compiled(module: LightningModule) -> bool:
     """Return whether the module or a submodule was compiled."""
-    if getattr(module, "_compiler_ctx", None) is not None:  # where Lightning keeps what it unpacks
+    if getattr(module, "_compiler_ctx", None) is not None:  # Lightning sets it when it unpacks a compiled module
         return True
-    # `torch.compile(module)` wraps a module and `module.compile()` marks it; PyTorch has no public way to ask for
-    # either.
+    # `torch.compile(module)` wraps a module, and `module.compile()` marks it. PyTorch has no public query for either.
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())

@@ -1,6 +1,6 @@
-"""Base of all monitors of a validation or test: the keys that they log, and what they agree on with the other ranks.
+"""Base class of all monitors of a validation or test: it checks and logs keys, and exchanges errors between ranks.
 
-    EvaluationMonitor    checks keys, logs, exchanges errors; `CollectingMonitor` (`_collecting.py`) has the sets
+    EvaluationMonitor    the base class; `CollectingMonitor` (`_collecting.py`) adds the sets
     functions            loaders, stages and ends of keys
 
 Every rank logs the same values, through `EvaluationMonitor._log`: `val/mAP` of a `RetrievalMonitor`, `val/J` of a
@@ -35,7 +35,7 @@ class EvaluationMonitor(Callback, ABC):
 
     loaders: Loaders | None = None
 
-    # Ends of messages, which subclasses replace.
+    # ends of messages, which subclasses replace
     _remedy_for_two = "Keep one of them."
     _remedy_for_logged_twice = ""
 
@@ -44,21 +44,21 @@ class EvaluationMonitor(Callback, ABC):
 
     @abstractmethod
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
-        """Return the keys of a validation whose loaders are known, and which of their values are better."""
+        """Return key -> which values are better, for a validation with known loaders."""
 
     def _keys_of_training(self) -> Mapping[str, Better]:
-        """Return the keys of training batches, and which of their values are better: by default no keys."""
+        """Return key -> which values are better, for training batches; by default empty."""
         return {}
 
     def _prefix(self, stage: str) -> str:
-        """Return the first part of the keys in a stage."""
+        """Return the first part of the keys of a stage."""
         return stage
 
     def _check_loaders(self, trainer: Trainer) -> None:
         """Check that the Trainer has the loaders that the user named.
 
         Raises:
-            UsageError: If not; the message names the loaders that it has.
+            UsageError: If not. The message lists the existing loaders.
         """
         if self.loaders is None:
             return
@@ -67,16 +67,16 @@ class EvaluationMonitor(Callback, ABC):
                 raise UsageError(no_such_loader(trainer, f"{self._policy.owner}(loaders={self.loaders!r}), {loader!r}"))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: forget the run before.
+        """Begin a run: forget the previous run.
 
         Raises:
-            ValueError: If another monitor of this kind would log under the same keys: Lightning would log their mean.
+            ValueError: If another monitor of this kind would log the same keys.
         """
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             if other is not self and type(other) is type(self) and self._prefix("val") == other._prefix("val"):
                 raise InputError(
-                    f"Two {self._policy.owner}s in one Trainer would log under the same keys, and Lightning would log "
-                    f"their mean. {self._remedy_for_two}"
+                    f"Two {self._policy.owner}s in one Trainer would log the same keys, and Lightning would log the mean "
+                    f"of their values. {self._remedy_for_two}"
                 )
         # keys that others logged in the sanity check; None without one
         self._logged_in_sanity_check: set[str] | None = None
@@ -84,15 +84,15 @@ class EvaluationMonitor(Callback, ABC):
         self._policy.begin()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the keys that were logged in the sanity check, all of them by others: this monitor logs nothing there."""
+        """Keep the keys that others logged in the sanity check, in which this monitor logs nothing."""
         self._logged_in_sanity_check = set(trainer.callback_metrics)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the keys that checkpoints, early stopping and schedulers monitor.
 
         Raises:
-            UsageError: If a monitor is strict, and a callback waits for a key that nobody logged in the sanity check and
-                that is a misspelt key of a monitor.
+            UsageError: If a monitor is strict, and a monitored key is a misspelt key that nobody logged in the sanity
+                check.
         """
         look_for_wrong_modes(trainer, self._keys_of_training(), None, self._policy)
         self._check_keys(trainer)
@@ -106,7 +106,7 @@ class EvaluationMonitor(Callback, ABC):
         logged = self._logged_in_sanity_check
         self._warn_of_keys_logged_twice(keys.keys() & (logged or ()))
         look_for_wrong_modes(trainer, keys, logged, self._policy)
-        # One monitor checks for all: a key that another monitor logs is not misspelt.
+        # One monitor checks for all, because a key that another monitor logs is not misspelt.
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, EvaluationMonitor)]
         strict_monitors = [monitor for monitor in monitors if monitor._policy.strict]
@@ -123,55 +123,55 @@ class EvaluationMonitor(Callback, ABC):
         values: Mapping[str, float],
         progress_bar_key: str | None = None,
     ) -> None:
-        """Log the values of a set, which are equal on all ranks; warn if others have logged one of their keys.
+        """Log the values of a set, which are equal on all ranks. Warn if others have logged one of the keys.
 
-        Every rank calls it, since each rank's checkpoints and early stopping read the values; loggers of rank 0 write them.
+        Every rank calls this, because checkpoints and early stopping read the values on each rank.
         """
         self._warn_of_keys_logged_twice(values.keys() & logged_names(trainer))
         log_synced_values(module, values, progress_bar_key)
 
     def _warn_of_keys_logged_twice(self, keys: Iterable[str]) -> None:
-        """Warn of the first of the keys that others log, too; do nothing without keys."""
+        """Warn of the first of the keys that others log, too. Without keys, do nothing."""
         key = min(keys, default=None)
         if key is not None:
             self._policy.warn(
-                f"{self._policy.owner} logs {key!r}, and the module or another callback does so, too: one value replaces "
-                f"the other. Log yours under another name{self._remedy_for_logged_twice}. (Shown once.)",
+                f"{self._policy.owner} logs {key!r}, but the module or another callback also logs it, and one value "
+                f"replaces the other. Log yours under another name{self._remedy_for_logged_twice}. (Shown once.)",
                 kind="logged twice",
             )
 
 
 def stage_of(trainer: Trainer) -> str:
-    """Return the stage that runs, `val` or `test`: the first part of its keys."""
+    """Return the current stage, `val` or `test`, which is the first part of its keys."""
     return "test" if trainer.testing else "val"
 
 
 def step_of(trainer: Trainer) -> str:
-    """Return the name of the step that runs."""
+    """Return the name of the current step."""
     return "test_step" if trainer.testing else "validation_step"
 
 
 def suffixes(trainer: Trainer) -> list[str]:
-    """Return the end of the keys of each loader: empty for a single loader, otherwise its name."""
+    """Return the end of the keys of each loader: empty for a single loader, otherwise a slash and its name."""
     names = list(evaluation_loaders(trainer))
     return [f"/{name}" for name in names] if len(names) > 1 else [""] * len(names)
 
 
 def portable(error: Exception) -> Exception:
-    """Return an error that can be sent to another process; on one process the same error, with its traceback."""
+    """Return an error that can be sent to another process; on a single process the same error."""
     if process_count() == 1:
         return error
-    # Other classes may take other arguments than a text, or contain objects that cannot be pickled.
+    # Other classes may take other arguments, or contain objects that cannot be pickled.
     if type(error) is ValueError or isinstance(error, InputError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def gather_errors(errors: Mapping[Key, Exception]) -> dict[Key, Exception]:
-    """Return loader or other key -> the error of the lowest rank that has one, the same on all ranks. *Collective*.
+    """Return key -> error of the lowest rank that has one, the same on all ranks. *Collective*.
 
-    All ranks must know of an error before anything is measured: a rank that has failed would not take part, and the
-    others would wait for it.
+    All ranks must know of an error before anything is measured. A failed rank would not take part, and the others would
+    wait.
 
     Args:
         errors: The errors of this rank, by loader or by another key.
@@ -184,11 +184,11 @@ def gather_errors(errors: Mapping[Key, Exception]) -> dict[Key, Exception]:
 
 
 def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]:
-    """Return index of a loader -> end of its keys, for each loader that is measured: empty if only one is.
+    """Return index -> end of the keys for each measured loader; the end is empty if only one is measured.
 
     Args:
         trainer: The Trainer.
-        loaders: Indices or names; None for all loaders. Unknown ones are skipped.
+        loaders: Indices or names; None for all loaders. Unknown loaders are skipped.
     """
     if loaders is None:
         return dict(enumerate(suffixes(trainer)))
@@ -201,7 +201,7 @@ def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]
 
 
 def loader_index(trainer: Trainer, loader: Any) -> int | None:
-    """Return the index of a loader, given its index or name; None if the loader does not exist."""
+    """Return the index of a loader, given by its index or name; None if it does not exist."""
     names = list(evaluation_loaders(trainer))
     if isinstance(loader, int):
         return loader if 0 <= loader < len(names) else None
@@ -214,8 +214,8 @@ def names_of_loaders(trainer: Trainer) -> str:
 
 
 def no_such_loader(trainer: Trainer, call: str) -> str:
-    """Return the message that a loader is not there, with the loaders that are."""
+    """Return the message that a loader does not exist, with the existing loaders."""
     return (
-        f"{call}: there is no such loader; there are {names_of_loaders(trainer)}. Pass one of these names or an index "
+        f"{call}: this loader does not exist. The loaders are {names_of_loaders(trainer)}. Pass a name or an index "
         f"below {len(evaluation_loaders(trainer))}."
     )

@@ -1,4 +1,4 @@
-"""The gains of the validations of a training, and their references, which are in its checkpoints."""
+"""The gains of the validations of a fit, and their references, which checkpoints contain."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fewshot_callbacks.functional.retrieval.gain import Gain
 from fewshot_callbacks.functional.retrieval.gain_reference import GainReference
 from fewshot_callbacks.settings import NoFile
 
-# `best` is the last validation that was itself better than the reference before beyond chance.
+# `best` is the last validation that was significantly better than the reference before it.
 Compare = Literal["best", "first"] | RetrievalReport | str | PathLike[str] | NoFile
-# The entry of a checkpoint.
+# entry of a checkpoint
 CHECKPOINT_ENTRY = "fewshot_callbacks_gains"
 
 
 class Gains:
-    """What the validations of a training are compared with.
+    """Compares the validations of a fit with a reference.
 
     Args:
-        compare: `best`, `first`, a report, or the path of a saved one.
+        compare: `best`, `first`, a report, or the path of a saved report.
         confidence: Confidence level of the intervals.
         owner: Name of the monitor, for messages.
     """
@@ -43,7 +43,7 @@ class Gains:
 
     @property
     def is_of_training(self) -> bool:
-        """Whether the reference is a validation of the training, rather than a saved report."""
+        """Whether the reference is a validation of this fit, not a saved report."""
         return self._saved is None
 
     @property
@@ -52,7 +52,7 @@ class Gains:
         return self.against == "best" and self.is_of_training
 
     def begin(self) -> None:
-        """Begin a training: forget the references of the one before."""
+        """Begin a fit: forget the references of the previous fit."""
         self._references = {}
 
     def metric(self, metrics: Sequence[RequestedMetric]) -> RequestedMetric:
@@ -65,12 +65,12 @@ class Gains:
             if requested.metric.is_of_queries:
                 if self._saved is not None and requested.of_queries not in self._saved.per_query:
                     raise UsageError(
-                        f"{self._owner}(compare=...): the saved report has no {requested.key} of each query. Evaluate with "
-                        f"metrics=({requested.key!r}, ...) before you save it, or put another metric first."
+                        f"{self._owner}(compare=...): the saved report has no {requested.key} per query. Save a report of "
+                        f"metrics=({requested.key!r}, ...), or put another metric first."
                     )
                 return requested
         raise UsageError(
-            f"{self._owner}(compare=...) needs a metric that has a value for each query, such as mAP. Add it to metrics."
+            f"{self._owner}(compare=...) needs a metric with a value for each query. Add one to metrics, such as mAP."
         )
 
     def compare(
@@ -78,15 +78,16 @@ class Gains:
     ) -> tuple[Gain | None, str | None]:
         """Return the gain of a validation, and a warning if the reference has other queries.
 
-        If the queries changed in a training, the validation becomes the reference. With a saved report there is no gain.
+        If the queries have changed during a fit, the validation becomes the reference. With a saved report the gain is
+        None.
 
         Args:
             set_name: End of the keys of the set.
-            metric: The metric that is compared.
+            metric: The compared metric.
             report: The report of the validation.
         """
         reference = self._references.get(set_name)
-        # A resumed training may have another first metric.
+        # A resumed fit may have another first metric.
         if reference is None or reference.metric != metric.key:
             reference = self._new_reference(set_name, metric)
         try:
@@ -98,7 +99,7 @@ class Gains:
             return gain, f"{error} This validation is the new reference."
 
     def _new_reference(self, set_name: str, metric: RequestedMetric) -> GainReference:
-        """Return a reference of a set without a validation, which replaces an earlier reference of the set."""
+        """Return an empty reference for a set, which replaces its earlier reference."""
         reference = GainReference(metric.key, self.against, self._confidence, self._saved)
         self._references[set_name] = reference
         return reference
@@ -109,7 +110,7 @@ class Gains:
         return dict.fromkeys(names_of_gain(metric.key), better) | {f"{metric.key}_reference": better}
 
     def state(self) -> dict[str, Any]:
-        """Return the references as a checkpoint keeps them: tensors, numbers and words."""
+        """Return the references as tensors, numbers and strings, for a checkpoint."""
         return {
             set_name: {
                 "report": torch.frombuffer(bytearray(reference.report.to_bytes()), dtype=torch.uint8),
@@ -124,7 +125,7 @@ class Gains:
         """Continue with the references of a checkpoint.
 
         Raises:
-            ValueError: If a newer version has written them in another format.
+            ValueError: If a newer version wrote them in another format.
         """
         for set_name, stored in state.items():
             report = RetrievalReport.from_bytes(stored["report"].numpy().tobytes())
@@ -133,12 +134,12 @@ class Gains:
 
 
 def names_of_gain(metric: str) -> tuple[str, str, str]:
-    """Return the names of a gain and of both ends of its interval."""
+    """Return the names of a gain and the ends of its interval."""
     return f"{metric}_gain", f"{metric}_gain_low", f"{metric}_gain_high"
 
 
 def values_of_gain(metric: str, gain: Gain | None) -> dict[str, float]:
-    """Return name -> value, as they are logged: NaN without a gain."""
+    """Return name -> logged value; NaN without a gain."""
     if gain is None:
         return dict.fromkeys((*names_of_gain(metric), f"{metric}_reference"), math.nan)
     values = (gain.value, gain.interval.low, gain.interval.high)
@@ -146,17 +147,17 @@ def values_of_gain(metric: str, gain: Gain | None) -> dict[str, float]:
 
 
 def _as_report(compare: Any, owner: str) -> RetrievalReport:
-    """Return the report that `compare` is, or the one in its file."""
+    """Return `compare` if it is a report, or else the report in its file."""
     if isinstance(compare, RetrievalReport):
         return compare
     if not isinstance(compare, str | PathLike):
         raise InputError(
-            f"{owner}(compare={compare!r}): pass 'best', 'first', a RetrievalReport, or the path of a saved one."
+            f"{owner}(compare={compare!r}) is unknown. Pass 'best', 'first', a RetrievalReport, or the path of a saved one."
         )
     try:
         return RetrievalReport.load(compare)
     except OSError as error:
         raise InputError(
             f"{owner}(compare={path_text(compare)!r}): this file cannot be read ({error.strerror or error}). Pass 'best', "
-            "'first', a RetrievalReport, or the path of a file that report.save has written."
+            "'first', a RetrievalReport, or the path of a file that report.save wrote."
         ) from error

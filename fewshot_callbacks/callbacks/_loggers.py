@@ -1,4 +1,4 @@
-"""Shows figures in every logger of the Trainer, and points and texts in TensorBoard."""
+"""Sends figures to every logger of the Trainer, and points to TensorBoard's projector."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from fewshot_callbacks.trainer.lightning import Trainer, get_filesystem, is_of_c
 from fewshot_callbacks.trainer.logs import run_folder
 from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
-# A figure, or a function that draws it when it is needed.
+# a figure, or a function that draws it when a logger needs it
 Drawing = Figure | Callable[[], Figure]
 
 
 def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy) -> None:
-    """Show figures in every logger of a Trainer. Every rank may call it; only the first rank draws.
+    """Send figures to every logger of a Trainer. Every rank may call this; only the first rank draws.
 
-    A logger shows pictures if it has a method `log_image(key, images, step)`, or a writer of TensorBoard, or is Lightning's
-    logger for MLflow, Comet or LitLogger. If it shows none (`CSVLogger`, no logger), or does not take one, the picture
-    is written to `pictures/<name>/step=<step>.png` in the folder of the run, where it replaces no file that this
-    package has not written. A figure that cannot be drawn or shown never ends the run.
+    A logger shows figures if it has a method `log_image(key, images, step)` or a TensorBoard writer, or is Lightning's
+    logger for MLflow, Comet or LitLogger. If a logger cannot show a figure (`CSVLogger`), raises an error, or does not
+    exist, the figure is written to `pictures/<name>/step=<step>.png` in the folder of the run. It only replaces files
+    that this package has written. An error never ends the run.
 
     Args:
-        trainer: The Trainer that runs.
-        figures: Name -> figure, or a function that draws it. In names, each character that some logger refuses becomes `_`:
+        trainer: The Trainer.
+        figures: Name -> figure, or a function that draws it. Characters in names that some logger refuses become `_`:
             all but letters, digits, `_`, `-`, `.`, spaces and slashes.
         policy: Warns of failures, once for each logger and kind of error.
     """
@@ -59,19 +59,20 @@ def log_embedding(
     policy: FailurePolicy,
     images: Float[Tensor, "item 3 side side"] | None = None,
 ) -> None:
-    """Show points in TensorBoard's projector, in loggers with a writer of TensorBoard. Others receive nothing.
+    """Send points to TensorBoard's projector, for loggers with a TensorBoard writer. Other loggers receive nothing.
 
     Args:
-        trainer: The Trainer that runs.
+        trainer: The Trainer.
         name: Name of the set of points.
         vectors: The points.
-        columns: Heading -> a value for each point. The projector colours by columns of at most 50 words.
+        columns: Heading -> a value for each point. The projector can colour by columns with at most 50 different
+            values.
         policy: Warns of failures, once for each kind of error.
-        images: A square picture of each point, in [0, 1].
+        images: A square image of each point, in [0, 1].
     """
     if not trainer.is_global_zero:
         return
-    # TensorBoard writes a table in which a tab ends a cell and a line break ends a row.
+    # In TensorBoard's table a tab ends a cell, and a line break ends a row.
     rows = [[re.sub(r"\s", " ", str(word)) for word in row] for row in zip(*columns.values(), strict=True)]
     metadata: list[Any] = rows
     header: list[str] | None = list(columns)
@@ -84,13 +85,13 @@ def log_embedding(
         if writer is None:
             continue
         logger_name = type(logger).__name__
-        with policy.going_on(f"{logger_name}, points", f"{logger_name} did not take the points {name!r}"):
+        with policy.going_on(f"{logger_name}, points", f"{logger_name} refused the points {name!r}"):
             points = vectors.detach().cpu().float()
             writer.add_embedding(points, metadata or None, images, _step(trainer), _valid_name(name), header)
 
 
 def tell_of_files(trainer: Trainer) -> None:
-    """Say that pictures become files, if the Trainer has no logger or one that shows no pictures, and which loggers do."""
+    """Log which loggers cannot show pictures, and that pictures become files."""
     if not trainer.is_global_zero:
         return
     without_pictures = [logger for logger in _loggers_or_file(trainer) if _display_of(logger) is None]
@@ -111,7 +112,7 @@ Display = Callable[[Any, str, Image.Image, int], None]
 
 
 def _display_of(logger: Any) -> Display | None:
-    """Return the function that shows a picture in a logger; None if the logger, or None, shows no pictures."""
+    """Return the function that shows a picture in a logger; None if it cannot show any, or is None."""
     if _has_log_image(logger):
         return _show_by_log_image
     for class_name, display in DISPLAYS.items():
@@ -123,14 +124,14 @@ def _display_of(logger: Any) -> Display | None:
 def _has_log_image(logger: Any) -> bool:
     """Return whether a logger has a method `log_image(key, images, step)`, as the loggers of W&B and SwanLab do.
 
-    Others have a method of this name that takes a single image, or a path.
+    Other loggers have a method of this name for a single image, or a path.
     """
     method = getattr(logger, "log_image", None)
     return callable(method) and {"key", "images", "step"} <= signature(method).parameters.keys()
 
 
 def _writer_of(logger: Any, method: str) -> Any:
-    """Return TensorBoard's writer of a logger; None if its `experiment` has no such method, or cannot be made."""
+    """Return the TensorBoard writer of a logger; None if its `experiment` lacks the method, or raises an error."""
     try:
         experiment = getattr(logger, "experiment", None)
     except Exception:  # a property of the user's logger
@@ -155,12 +156,12 @@ def _show_in_comet(logger: Any, name: str, image: Image.Image, step: int) -> Non
 
 
 def _show_in_litlogger(logger: Any, name: str, image: Image.Image, step: int) -> None:
-    from litlogger import Image as LitImage  # noqa: PLC0415 - only who uses the logger has the package
+    from litlogger import Image as LitImage  # noqa: PLC0415 - only users of the logger have it
 
     logger.experiment[name].append(LitImage(image), step=step)
 
 
-# Logger of Lightning without `log_image` -> how it shows a picture. No package is imported before its logger is in use.
+# Lightning logger without `log_image` -> how it shows a picture. Packages are imported only if their logger is used.
 DISPLAYS: dict[str, Display] = {
     "TensorBoardLogger": _show_in_tensorboard,
     "MLFlowLogger": _show_in_mlflow,
@@ -172,33 +173,33 @@ DISPLAYS: dict[str, Display] = {
 
 
 def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: FailurePolicy) -> None:
-    """Show a picture in one logger. Write it to a file if the logger shows no pictures, or raises."""
+    """Show a picture in a logger. Write it to a file if the logger cannot show it."""
     step = _step(trainer)
     logger_name = type(logger).__name__
     file = os.path.join("pictures", name, f"step={step:06d}.png")
     display = _display_of(logger)
     if display is not None:
-        fact = f"{logger_name} did not take the picture {name!r}"
-        remedy = f"See {file} in the folder of the run instead."
+        fact = f"{logger_name} refused the picture {name!r}"
+        remedy = f"It is in {file} in the folder of the run instead."
         with policy.going_on(f"{logger_name}, pictures", fact, remedy):
             display(logger, name, image, step)
             return
-    # This also runs after an error of the logger, which is now a warning.
-    remedy = "Make room there, or choose another folder, such as Trainer(default_root_dir='runs')."
+    # This also runs after an error of the logger, which became a warning.
+    remedy = "Free some space, or choose another folder, such as Trainer(default_root_dir='runs')."
     with policy.going_on(f"{logger_name}, files", f"The picture {file} could not be written", remedy):
         _write(image, os.path.join(run_folder(trainer, logger), file))
 
 
 def _write(image: Image.Image, path: str) -> None:
-    """Write a picture to a file, on a disk or in a bucket, unless the file is not a picture of this package.
+    """Write a picture to a file, on a disk or in a bucket.
 
     Raises:
-        FileExistsError: If it does.
+        FileExistsError: If the file exists and is not a picture of this package.
     """
     files = get_filesystem(path)
     files.makedirs(os.path.dirname(path), exist_ok=True)
     if files.exists(path) and not is_picture_content(files.read_block(path, 0, SEARCHED_BYTES)):
-        raise FileExistsError(f"{path} is a file that this package has not written")
+        raise FileExistsError(f"{path} was not written by this package. Move it elsewhere")
     mark = PngInfo()
     mark.add_text("Software", WRITER)
     with files.open(path, "wb") as stream:
@@ -206,7 +207,7 @@ def _write(image: Image.Image, path: str) -> None:
 
 
 def _loggers_or_file(trainer: Trainer) -> list[Any]:
-    """Return the loggers of a Trainer; a single None, which means a file, if there are none; nothing in a `fast_dev_run`."""
+    """Return the loggers of a Trainer; without any, a None that means a file; empty in a `fast_dev_run`."""
     fast_dev_run: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     if fast_dev_run:
         return []
@@ -214,19 +215,19 @@ def _loggers_or_file(trainer: Trainer) -> list[Any]:
 
 
 def _step(trainer: Trainer) -> int:
-    """Return the step at which Lightning logs the metrics of this validation, so that pictures appear next to them."""
+    """Return the step at which Lightning logs this validation, so that pictures appear next to its metrics."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def _valid_name(name: str) -> str:
-    """Return a name that every logger accepts for a picture, and every file system for a path."""
+    """Return a name that every logger and every file system accepts."""
     parts = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII).split("/")
-    # A part that is only dots, such as `..`, would lead out of the folder.
+    # A part such as `..` would lead out of the folder.
     return "/".join(part for part in parts if part.strip(". "))
 
 
 def _draw(drawing: Drawing) -> Image.Image:
-    """Return the pixels of a figure, drawn once for all loggers. Otherwise each logger would draw it again."""
+    """Return a figure as an image, which is drawn once for all loggers."""
     figure = drawing() if callable(drawing) else drawing
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

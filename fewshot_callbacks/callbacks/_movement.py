@@ -1,4 +1,4 @@
-"""How far a sample of a validation set has moved since the first validation, and since the one before."""
+"""How far a sample of a validation set has moved since the first and the previous validation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
-# Largest number of items that are compared: CKA takes a matrix of this size, 8 MB.
+# Largest number of compared items: CKA needs a square matrix of this size, 8 MB.
 SAMPLED_ITEMS = 1024
 
 MOVEMENTS = ("cosine_to_first", "cosine_to_previous", "cka_to_first")
 
-# CKA to the first validation below which its arrangement is lost.
+# Below this CKA to the first validation, its arrangement is lost.
 NOTHING_LEFT = 0.1
 
 
@@ -32,22 +32,22 @@ class SampledItems:
     """Items of a set at one validation, in the order of the data set."""
 
     names: tuple[object, ...]
-    """id or label of each, by which another order of the data is seen; empty without both"""
+    """id or label of each, which show another order of the data"""
     embeddings: Tensor
     """(sampled items, dim)"""
     items: int
-    """number of all items of the set"""
+    """number of items in the whole set"""
     step: int
-    """optimiser steps before this validation"""
+    """number of optimiser steps before this validation"""
 
     def is_of_same_items(self, other: SampledItems) -> bool:
-        """Return whether another sample has the same items, judged by their names."""
+        """Return whether another sample has the same items, as far as their names show."""
         same_sizes = self.items == other.items and self.embeddings.shape == other.embeddings.shape
         return same_sizes and self.names == other.names
 
 
 def sample_of(shard: Shard, step: int, processes: Processes) -> SampledItems | None:
-    """Return a fixed sample of the items of all processes on the first process; None on the others. *Collective*."""
+    """Return a fixed sample of all processes' items on the first process; None on the others. *Collective*."""
     items = sum(processes.gather(len(shard.embeddings)))
     generator = torch.Generator().manual_seed(0)
     places = torch.randperm(items, generator=generator)[:SAMPLED_ITEMS].sort().values
@@ -60,13 +60,13 @@ def sample_of(shard: Shard, step: int, processes: Processes) -> SampledItems | N
         return None
     order = torch.cat([part_places for part_places, _, _ in parts]).argsort()
     names = [name for _, part_names, _ in parts for name in part_names]
-    # A process without items does not know the dimension.
+    # A process without items has no dimension.
     embeddings = torch.cat([rows for _, _, rows in parts if len(rows)] or [shard.embeddings])
     return SampledItems(tuple(names[row] for row in order.tolist()), embeddings[order].clone(), items, step)
 
 
 def has_fixed_order(trainer: Trainer, loader: int) -> bool:
-    """Return whether a loader gives its items in the same order at each validation, as far as its sampler tells."""
+    """Return whether a loader gives its items in the same order each time, as far as its sampler shows."""
     dataloader = list(evaluation_loaders(trainer).values())[loader]
     sampler = getattr(dataloader, "sampler", None)
     # A DistributedSampler has the attribute `shuffle`.
@@ -78,9 +78,13 @@ def notes_on_nan(values: Mapping[str, float]) -> list[str]:
     cosines = [name for name in MOVEMENTS[:2] if math.isnan(values.get(name, 0.0))]
     notes = []
     if cosines:
-        notes.append(f"{', '.join(cosines)} are NaN: at one of both validations all embeddings have length zero.")
+        notes.append(
+            f"{', '.join(cosines)} are NaN, because all embeddings have length zero at one of the two validations."
+        )
     if math.isnan(values.get(MOVEMENTS[2], 0.0)):
-        notes.append(f"{MOVEMENTS[2]} is NaN: it needs four items that are not all equal, at both validations.")
+        notes.append(
+            f"{MOVEMENTS[2]} is NaN, because it needs at least four items that are not all equal, at both validations."
+        )
     return notes
 
 
@@ -90,23 +94,24 @@ class MovementOfSet:
     def __init__(self) -> None:
         self._first: SampledItems | None = None
         self._previous: SampledItems | None = None
-        # the module of these embeddings, which may be freed
+        # the module of these embeddings; a weak reference does not keep it alive
         self._module: weakref.ref[LightningModule] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled. A copy begins anew, since a weak reference cannot be pickled."""
+        """Return the state to pickle, without the weak reference. A copy starts anew."""
         return vars(self) | {"_module": None}
 
     def compare(self, sample: SampledItems, module: LightningModule) -> tuple[dict[str, float], str | None]:
-        """Compare a sample with the earlier ones, and keep it.
+        """Compare a sample with the earlier samples, and keep it.
 
         Args:
-            sample: That of this validation.
-            module: The module; with another one, all begins anew.
+            sample: The sample of this validation.
+            module: The module. Another module starts anew.
 
         Returns:
-            Name -> value, and a sentence if nothing has moved, or nothing is left. Empty and None if there is nothing to
-            compare with: at the first validation, for other items, and without an optimiser step since the last one.
+            Name -> value, and a warning if nothing has moved or nothing is left. Without anything to compare with, they
+            are empty and None: at the first validation, with other items, and without an optimiser step since the
+            previous validation.
         """
         first = self._first
         previous = self._previous
@@ -130,15 +135,14 @@ class MovementOfSet:
         compared = f"{to_previous.items:,} of {sample.items:,} items are compared"
         if to_previous.unmoved == 1:
             return values, (
-                f"no embedding has changed in the {sample.step - previous.step:,} optimiser steps since the validation "
-                f"before ({compared}). Are the weights of this embedding trained? Look for an encoder that is frozen, an "
-                "adapter that was not loaded or is not active, parameters that the optimiser does not have, or a learning "
-                "rate of 0."
+                f"no embedding has changed in the {sample.step - previous.step:,} optimiser steps since the previous "
+                f"validation ({compared}). Its weights are not trained. Look for a frozen encoder, an adapter that was not "
+                "loaded or is not active, parameters that are missing from the optimiser, or a learning rate of 0."
             )
         if to_first.cka < NOTHING_LEFT:
             return values, (
-                f"nothing is left of the arrangement of the first validation: CKA is {to_first.cka:.2f} ({compared}). From "
-                "random weights this is expected; of a pretrained model it means that its weights were lost or overwritten. "
-                "Look at the learning rate, and at what was loaded."
+                f"nothing is left of the arrangement of the first validation: CKA is {to_first.cka:.2f} ({compared}). If "
+                "you train from random weights, you can expect this. A pretrained model has lost its weights: check the "
+                "learning rate and the loaded checkpoint."
             )
         return values, None

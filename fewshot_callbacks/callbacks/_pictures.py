@@ -1,8 +1,7 @@
-"""Base of the callbacks that draw: when they draw, and how items become images. Their errors are warnings.
+"""Base class of the callbacks that draw: when they draw, and how items become images. Their errors are warnings.
 
-Each process decides in `on_validation_epoch_start` whether the epoch is drawn, by the clock of the first process. `see_set`
-draws only on the first process. `_clear` drops images of the batches, at the end of the validation or at an
-interruption.
+`on_validation_epoch_start` decides whether an epoch is drawn, by the clock of the first process. `see_set` draws only
+on the first process. `_clear` drops images from the batches, at the end of the validation or after an interruption.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from fewshot_callbacks.trainer.logs import log_synced_values
 
 SHARE_KEY = "pictures/share_of_time"
 
-# A function of (data set, index) that returns an image, or a text; for data without an index, of (batch, index in it).
+# A function of (data set, index) that returns an image or a text; for data without an index, of (batch, index in it).
 Images = Callable[[Any, int], Any]
 
-# Names of entries of a mapping that hold an image or a text.
+# names of mapping entries with an image or a text
 KEYS = ("image", "images", "img", "pixel_values", "text")
 
-# Pixels of the longer side of a batch image that is kept until it is drawn; a panel shows 70 to 130.
+# Longer side, in pixels, of images that are kept from batches. A panel shows 70 to 130 pixels.
 KEPT_SIDE = 128
 
 
 def has_index(loader: Any) -> bool:
-    """Return whether item i of a pass over a loader, by all processes, is item i of its data set."""
+    """Return whether item i of a pass of all processes over a loader is item i of its data set."""
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
     batch_sampler = getattr(loader, "batch_sampler", None)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return False
-    # The class is compared exactly, as with SequentialSampler below: a derived class may deal items in another order.
+    # A derived class may deal items in another order, as below.
     if batch_sampler is not None and not (type(batch_sampler) is BatchSampler and batch_sampler.sampler is sampler):
         return False
     if isinstance(sampler, DistributedSampler) and not is_of_class(sampler, "DistributedSamplerWrapper"):
@@ -53,11 +52,11 @@ def has_index(loader: Any) -> bool:
 
 
 def first_part(sample: Any, arguments: str = "data set, index") -> Any:
-    """Return the image or text of a sample, or the images of a batch: the first part, or an entry with a name of `KEYS`.
+    """Return the image or text of a sample, or the images of a batch: the first part, or an entry with a name in `KEYS`.
 
     Args:
         sample: A sample of a data set, or a batch.
-        arguments: Those of the function `images`, for messages.
+        arguments: Arguments of the function `images`, for messages.
 
     Raises:
         ValueError: If a mapping has none of these entries.
@@ -67,7 +66,7 @@ def first_part(sample: Any, arguments: str = "data set, index") -> Any:
             if key in sample:
                 return sample[key]
         raise InputError(
-            f"there is {describe(sample)}, and none of {', '.join(map(repr, KEYS))}. Pass images, a function of "
+            f"{describe(sample)} has none of the entries {', '.join(map(repr, KEYS))}. Pass as images a function of "
             f"({arguments})"
         )
     has_parts = isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) > 0
@@ -94,34 +93,34 @@ class ImageReader:
         return self._convert(image, MAX_SIDE)
 
     def of_batch(self, batch: Any, place: int) -> np.ndarray | str:
-        """Return a small image of an item of a batch, a byte for each channel of a pixel; or its text."""
+        """Return a small 8-bit image of an item in a batch, or its text."""
         if self.images:
             image = self.images(batch, place)
         else:
             images = first_part(batch, "batch, place in the batch")
-            # With several views of each item, all embeddings of one view come before the embeddings of the next.
+            # With several views per item, all embeddings of one view come before the next view.
             image = images[place % len(images)]
         image = self._convert(image, KEPT_SIDE)
         return image if isinstance(image, str) else (255 * image).round().astype(np.uint8)
 
     def _convert(self, image: Any, longest_side: int) -> np.ndarray | str:
-        """Return an image in [0, 1] of at most this size; a text as it is."""
+        """Return an image in [0, 1] of at most this size; a text unchanged."""
         return image if isinstance(image, str) else to_picture(image, self.mean, self.std, longest_side)
 
 
 class PictureCallback(Viewer):
-    """Draws figures of each set that a `RetrievalMonitor` has evaluated; subclasses say which.
+    """Draws figures of each set that a `RetrievalMonitor` has evaluated. Subclasses choose the figures.
 
     Args:
-        every_n_epochs: Draw at most in one of this number of epochs, beginning with the first.
-        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
-            None never skips an epoch. None is skipped before they have taken a second.
-        prefix: Draw the sets whose keys begin with it, such as `val` or `val/t2i`; None draws all.
+        every_n_epochs: Draw in at most one of this number of epochs, beginning with the first.
+        max_share: Skip epochs until all pictures together have taken at most this fraction of the run time, in (0, 1).
+            The first second never counts. None skips no epoch.
+        prefix: Draw the sets whose keys begin with this prefix, such as `val` or `val/t2i`; None draws all.
         names: Names of the classes; by default the names in the data set.
         reader: Reads what is shown of an item.
 
     Raises:
-        ValueError: A setting is out of range.
+        ValueError: If a setting is out of range.
     """
 
     # whether a subclass draws figures for the loggers
@@ -143,20 +142,17 @@ class PictureCallback(Viewer):
         self._policy = FailurePolicy(owner, strict=False)
         # whether this epoch is drawn
         self._is_due = False
-        # whether this is the callback that logs the share of all
+        # whether this callback logs the share for all
         self._logs_share = True
 
     # ------------------------------------------------------------------------------------ to be implemented by subclasses
 
     @abstractmethod
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Return name -> a function that draws it. Only runs on the first process.
-
-        Random states are restored after the functions have run.
-        """
+        """Return name -> figure, or a function that draws it. Runs only on the first process; random states are restored."""
 
     def _picture(self, evaluated: EvaluatedSet, items: ItemSet) -> Callable[[int], Any] | None:
-        """Return a function of the index of an item that reads its image; None if the data set has no such index."""
+        """Return a function of the index of an item that reads its image; None if the data set has no index."""
         positions = items.positions.tolist()
         dataset = getattr(items.loader, "dataset", None)
         if dataset is None or not has_index(items.loader) or max(positions, default=-1) >= len(dataset):
@@ -164,14 +160,14 @@ class PictureCallback(Viewer):
         return lambda index: self._reader.of_data_set(dataset, positions[index])
 
     def _gather_kept(self) -> None:
-        """Gather on the first process what a subclass has kept of the batches; by default nothing. *Collective*."""
+        """Gather images from the batches on the first process; by default, do nothing. *Collective*."""
 
     def _clear(self) -> None:
-        """Drop what was kept for the pictures; subclasses extend it."""
+        """Drop everything that was kept for the pictures. Subclasses extend this."""
         self._is_due = False
 
     def _model(self, evaluated: EvaluatedSet) -> Model:
-        """Return the model of a report for this set, so that pictures and reports show the same findings."""
+        """Return this set as a report has it, so that pictures and reports show the same findings."""
 
         def items_of(side: ItemSet, name: str) -> ReportItems:
             picture = self._picture(evaluated, side)
@@ -185,10 +181,10 @@ class PictureCallback(Viewer):
     # -------------------------------------------------------------------------------------------------------------- hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: forget the run before.
+        """Begin a run: forget the previous run.
 
         Raises:
-            UsageError: If there is no `RetrievalMonitor`, none of this prefix, or another callback draws the same.
+            UsageError: If there is no `RetrievalMonitor`, or none with this prefix, or another callback draws the same.
         """
         owner = type(self).__name__
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
@@ -201,20 +197,20 @@ class PictureCallback(Viewer):
         prefixes = sorted({monitor._prefix(key_stage) for monitor in monitors for key_stage in ("val", "test")})
         if not any(_begins(prefix, self.prefix) for prefix in prefixes):
             raise UsageError(
-                f"{owner}(prefix={self.prefix!r}): no RetrievalMonitor has this prefix; there are "
+                f"{owner}(prefix={self.prefix!r}): no RetrievalMonitor has this prefix. The prefixes are "
                 f"{', '.join(map(repr, prefixes))}. Pass one of these, or leave out prefix for all."
             )
         for other in callbacks:
             is_alike = type(other) is type(self) and other is not self
             if is_alike and (_begins(self.prefix, other.prefix) or _begins(other.prefix, self.prefix)):
                 raise UsageError(
-                    f"Two {owner}s in one Trainer would draw under the same names. Give them different prefixes of "
+                    f"Two {owner}s in one Trainer would draw figures of the same name. Give them different prefixes of "
                     f"RetrievalMonitors, such as prefix={prefixes[0]!r} and prefix={prefixes[-1]!r}."
                 )
         first = next(callback for callback in callbacks if isinstance(callback, PictureCallback))
         self._logs_share = first is self
-        # All callbacks share one stopwatch, since `max_share` limits their pictures together. The first one's `setup`
-        # runs first, so that its stopwatch is new.
+        # All callbacks share one stopwatch, because `max_share` limits their pictures together. The first one's `setup`
+        # runs first, so its stopwatch is new.
         self.schedule.begin(None if first is self else first.schedule.watch)
         self._policy.begin()
         self._clear()
@@ -223,18 +219,18 @@ class PictureCallback(Viewer):
             tell_of_files(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decide whether this epoch is drawn, before its first batch, since its images may have to be kept. *Collective*."""
+        """Decide whether this epoch is drawn. Images of its batches may be needed. *Collective*."""
         self._clear()
         self._is_due = not trainer.sanity_checking and self.schedule.is_due(trainer.current_epoch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the share of the time that all pictures have taken."""
+        """Log the fraction of the time that all pictures have taken."""
         if self._logs_share and not trainer.sanity_checking:
-            # The largest value counts: it belongs to the process that draws.
+            # The largest value is logged: it belongs to the process that draws.
             log_synced_values(pl_module, {SHARE_KEY: self.schedule.watch.share})
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule, stage: Any = None) -> None:
-        """Drop what was kept for the pictures, also when the run was interrupted."""
+        """Drop everything that was kept for the pictures, even after an interruption."""
         self._clear()
 
     on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
@@ -248,11 +244,11 @@ class PictureCallback(Viewer):
         return self._is_due and _begins(prefix, self.prefix)
 
     def see_set(self, trainer: Trainer, key: str, evaluated: EvaluatedSet | None) -> None:
-        """Draw the figures of a set and log them; turn an error into a warning, shown once. *Collective*."""
+        """Draw the figures of a set and log them. An error becomes a warning, shown once. *Collective*."""
         with self.schedule.watch.running():
             figures: Mapping[str, Drawing] = {}
             with self._policy.going_on("pictures", f"No pictures of {key}"):
-                # An error of one process is raised in all, so that no process waits for images of another.
+                # All processes raise an error of any of them, so that none waits for images of another.
                 with all_processes().together():
                     self._gather_kept()
                 if evaluated is not None:
@@ -261,5 +257,5 @@ class PictureCallback(Viewer):
 
 
 def _begins(key: str | None, prefix: str | None) -> bool:
-    """Return whether the parts of a key begin with the parts of a prefix; True if the prefix is None."""
+    """Return whether a key begins with the parts of a prefix; True if the prefix is None."""
     return prefix is None or (key is not None and f"{key}/".startswith(f"{prefix}/"))

@@ -1,4 +1,4 @@
-"""The items of each side in this process: appended as batches, joined for the first monitor that measures them."""
+"""The items of each side in this process: appended in batches, joined for the first monitor that measures them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 
 class SideItems:
-    """What is held of the sides of a validation: first a store of batches, then a shard.
+    """Stores the items of each side of a validation: first as a store of batches, then as a shard.
 
     Args:
         spill_to: See `EmbeddingStore`.
-        owner: Name of the monitors that ask for them, for messages.
+        owner: Names of the monitors that need them, for messages.
     """
 
     def __init__(self, spill_to: str | os.PathLike[str] | None, owner: str) -> None:
         self._spill_to = spill_to
         self._owner = owner
-        # undivided side -> its batches; until it is joined
+        # undivided side -> its batches, until they are joined
         self._stores: dict[Side, EmbeddingStore] = {}
         self._shards: dict[Side, Shard] = {}
 
     def __len__(self) -> int:
-        """Return the number of sides that are held."""
+        """Return the number of stored sides."""
         return len(self._stores) + len(self._shards)
 
     def store(self, side: Side) -> EmbeddingStore:
-        """Return the store of a side that no flag divides; a new one before its first batch."""
+        """Return the store of an undivided side; a new store before its first batch."""
         if side not in self._stores:
             self._stores[side] = EmbeddingStore(self._spill_to, self._owner)
         return self._stores[side]
 
     def shard(self, side: Side, dataset_size: int | None, part: tuple[int, int], *, needs_undivided: bool) -> Shard:
-        """Return the items of a side, joined and divided once. *Collective*.
+        """Return the items of a side, which are joined and divided once. *Collective*.
 
         Args:
             side: The side.
             dataset_size: See `EmbeddingStore.shard`.
-            part: See there.
-            needs_undivided: Also keep the items before a flag divides them, because another monitor measures them so. This
-                costs a second copy of the embeddings.
+            part: See `EmbeddingStore.shard`.
+            needs_undivided: Keep the items before a flag divides them, too, because another monitor measures them
+                together. This costs a second copy of the embeddings.
         """
         whole = side.undivided
         if side not in self._shards and whole not in self._shards:

@@ -1,4 +1,4 @@
-"""The sides of an evaluation: which items of a validation are queries, and which are the gallery."""
+"""The sides of an evaluation: which items of a validation are queries, and which are in the gallery."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from fewshot_callbacks.trainer.lightning import Trainer
 LabelledEmbeddings = tuple[Tensor, Labels]
 
 
-# `gallery` names a loader or a flag. Which one is known once there are loaders.
+# `gallery` names a loader or a flag, which is known only once there are loaders.
 FLAG = "gallery"
-# The argument of attributes.
+# the argument that names attributes
 SLICES = "slices"
 
 
 class Column(NamedTuple):
-    """A value that is read for each item, in addition to its embedding, its label and its id."""
+    """A value that is read for each item, in addition to its embedding, label and id."""
 
     argument: str
-    """name of the monitor's argument that asks for it: `groups`, `slices`, `ids`, or `gallery` for a flag"""
+    """the monitor's argument: `groups`, `slices`, `ids`, or `gallery` for a flag"""
     entry: Any
-    """where it is: an entry, or several that make one value together"""
+    """where it is: an entry, or several that together make one value"""
 
 
 class Side(NamedTuple):
-    """Names one side of an evaluation, the queries or the gallery: items that come from one loader."""
+    """Names one side of an evaluation, queries or gallery: items from one loader."""
 
     loader: int
     """index of the loader"""
     encoder: int = 0
     """0, or 1 for the embeddings of the second encoder"""
     flag: Column | None = None
-    """what divides the items into queries and gallery; None for all items"""
+    """the flag that divides the items into queries and gallery; None for all items"""
     is_flagged: bool = False
-    """whether these are the items that the flag assigns to the gallery"""
+    """whether these are the gallery items of the flag"""
 
     @property
     def undivided(self) -> Side:
-        """The items of both sides of a flag."""
+        """The side with the items of both values of the flag."""
         return Side(self.loader, self.encoder)
 
 
@@ -62,30 +62,30 @@ class MeasuredSet(NamedTuple):
     suffix: str
     """end of its keys"""
     sides: list[Side]
-    """its queries and its gallery; one side if the queries search each other"""
+    """queries and gallery; one side if the queries search each other"""
 
 
 def gallery_flag(trainer: Trainer, gallery: int | Entry | None) -> Column | None:
-    """Return the column that flags gallery items; None if there is none, or the gallery has a loader."""
+    """Return the column that flags gallery items; None if the gallery has a loader, or does not exist."""
     is_loader = isinstance(gallery, int) or loader_index(trainer, gallery) is not None
     return None if gallery is None or is_loader else Column(FLAG, gallery)
 
 
 def gallery_loader(trainer: Trainer, gallery: int | Entry | None) -> int | None:
-    """Return the index of the loader that is the gallery of all others; None if there is none."""
+    """Return the index of the gallery's loader; None without one."""
     return loader_index(trainer, gallery) if len(suffixes(trainer)) > 1 else None
 
 
 def sets_of(
     trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, directions: tuple[str, str] | None
 ) -> list[MeasuredSet]:
-    """Return the sets that are evaluated: one for each loader of queries, or two with two encoders.
+    """Return the sets that are evaluated: one for each loader of queries, or two for each with two encoders.
 
     Args:
         trainer: The Trainer.
         gallery: See `RetrievalMonitor`.
-        loaders: See there.
-        directions: Those of two encoders; None for one.
+        loaders: See `RetrievalMonitor`.
+        directions: The directions of two encoders; None with one encoder.
     """
     ends = ends_of_loaders(trainer, loaders)
     loader_of_gallery = gallery_loader(trainer, gallery)
@@ -112,7 +112,7 @@ def sets_of(
 def check_gallery(
     trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, owner: str, *, two_encoders: bool
 ) -> None:
-    """Check that `gallery` names a loader, and that another loader has queries; or that it is an entry of batches.
+    """Check that `gallery` is an entry of batches, or names a loader while another loader has queries.
 
     Raises:
         UsageError: If the loader does not exist, or there are no queries.
@@ -120,20 +120,20 @@ def check_gallery(
     call = f"{owner}(gallery={gallery!r})"
     index = loader_index(trainer, gallery)
     if two_encoders and gallery is not None:
-        raise UsageError(f"{call}: two encoders are queries and gallery of each other. Leave out gallery.")
+        raise UsageError(f"{call}: with two encoders, each side is the gallery of the other. Leave out gallery.")
     if index is None and isinstance(gallery, int):
         raise UsageError(no_such_loader(trainer, call))
     if index is not None and len(suffixes(trainer)) > 1 and not sets_of(trainer, gallery, loaders, None):
         raise UsageError(f"{call}, loaders={loaders!r}: there are no queries. Name a loader of queries in loaders.")
     if index is not None and len(suffixes(trainer)) < 2:
         raise UsageError(
-            f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery out for "
-            "leave-one-out."
+            f"{call}: there is only one loader, so there are no queries. Return two loaders, or leave out gallery, "
+            "so that each item searches all others."
         )
 
 
 def directions_of(keys: tuple[str, str]) -> tuple[str, str]:
-    """Return both directions of two encoders.
+    """Return the two directions of two encoders.
 
     Examples:
         >>> directions_of(("image_embeds", "text_embeds"))
@@ -146,17 +146,17 @@ def directions_of(keys: tuple[str, str]) -> tuple[str, str]:
 def read_two_encoders(
     reader: EmbeddingReader, outputs: Any, batch: Any, step: str, first: int
 ) -> list[LabelledEmbeddings] | None:
-    """Read the embeddings and labels of two encoders; None unless each key of the source has embeddings.
+    """Return the embeddings and labels of two encoders; None unless both keys of the source have embeddings.
 
     Args:
         reader: Has the source.
-        outputs: What the step returned.
-        batch: What the step was called with.
+        outputs: The step's output.
+        batch: The batch.
         step: Name of the step, for messages.
         first: Index of the first item of the batch in this process's pass.
 
     Raises:
-        UsageError: If it is unknown which rows of the two belong together.
+        UsageError: If it is unknown which rows of the two match.
     """
     if not (isinstance(reader.source.source, tuple) and isinstance(outputs, Mapping)):
         return None
@@ -176,7 +176,7 @@ def read_two_encoders(
 def _labels_of_two_encoders(
     reader: EmbeddingReader, counts: Sequence[int], outputs: Mapping[str, Any], batch: Any, step: str, first: int
 ) -> list[Any]:
-    """Return the labels of each side, which match rows of the two; `counts` are the numbers of embeddings."""
+    """Return the labels of each side, which match its rows to the other side; `counts` are numbers of rows."""
     labels: Any = reader.source.labels
     if isinstance(labels, tuple):
         return [read_entry("labels", entry, outputs, batch, reader.owner) for entry in labels]
@@ -188,9 +188,9 @@ def _labels_of_two_encoders(
         fix = reader.source.as_argument(labels=("image_id", "image_of_caption"))
         raise UsageError(
             f"{reader.owner}, {reader.source.but_for()}: {step} gave {counts[0]} and {counts[1]} embeddings. "
-            f"Say which belong together: {fix}, an entry for each side."
+            f"Name labels that match them: {fix}, an entry for each side."
         )
-    # Row i of both belong together: each pair has a label that is unique over all processes.
+    # Row i of one side matches row i of the other: each pair gets a label that is unique over all processes.
     positions = torch.arange(first, first + counts[0], device="cpu")
     processes = all_processes()
     return [Labels(positions * processes.count + processes.rank)] * 2

@@ -1,4 +1,4 @@
-"""Measures single training batches, in addition to the sets of a validation."""
+"""Base class of the monitors that also measure single training batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BatchMonitor(CollectingMonitor):
 
     Args:
         source: See `EmbeddingSource`.
-        every_n_steps: Measure one training batch in this number; None measures none.
+        every_n_steps: Measure one training batch in this number; None measures no training batch.
         loaders: See `RetrievalMonitor`.
         strict: See `FailurePolicy`.
         needs_labels: Whether nothing can be measured without labels.
@@ -61,11 +61,11 @@ class BatchMonitor(CollectingMonitor):
         owner = self._policy.owner
         call = f"{owner}(every_n_steps="
         if every_n_steps is not None and every_n_steps < 1:
-            raise InputError(f"{call}{every_n_steps}) must be at least 1; None measures validation and test alone.")
+            raise InputError(f"{call}{every_n_steps}) must be at least 1. None measures only validation and test.")
         self.every_n_steps = every_n_steps
         self._training_reader = EmbeddingReader(self.source, owner, needs_labels=needs_labels)
         self._training_reader.without_training = (
-            f" If training gives none, {call}None) measures validation and test alone."
+            f" If training steps have none, {call}None) measures only validation and test."
         )
         self._training_embedder = Embedder(self._training_reader)
 
@@ -74,7 +74,7 @@ class BatchMonitor(CollectingMonitor):
         """Return the values of a training batch, in the order of `_training_keys`."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: forget the run before."""
+        """Begin a run: forget the previous run."""
         super().setup(trainer, pl_module, stage)
         self._training_reader.begin()
 
@@ -84,7 +84,7 @@ class BatchMonitor(CollectingMonitor):
         self._training_reader.attach(pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
-        """Remove the hooks, and drop what was collected."""
+        """Remove the hooks, and drop the collected items."""
         super().teardown(trainer, pl_module, stage)
         self._training_reader.detach()
 
@@ -92,24 +92,24 @@ class BatchMonitor(CollectingMonitor):
 
     def _measures_batch(self, trainer: Trainer) -> bool:
         """Return whether the current training batch is measured."""
-        # Counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same number for both, each
-        # value that a logger writes belongs to the batch that it is written for.
+        # Counted from 1 over all epochs, as for Lightning's `log_every_n_steps`: with the same number for both, a logger
+        # writes each value at its own batch.
         batch_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         return self.every_n_steps is not None and batch_number % self.every_n_steps == 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Capture what the submodule returns, if this batch is measured."""
+        """Start to capture the submodule's output, if this batch is measured."""
         if self._measures_batch(trainer):
             self._training_reader.start_capture()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Say that the step has ended: a closure may run it again for the same batch, with other weights."""
+        """Mark the end of the step. A closure may run it again for the same batch, with other weights."""
         # Manual optimisation calls this inside the step.
         if pl_module.automatic_optimization:
             self._training_reader.capture.end_run()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Say that embeddings of this batch that are still to come have other weights."""
+        """Mark the end of the step: later embeddings of this batch have other weights."""
         self._training_reader.capture.end_run()
 
     def on_train_batch_end(
@@ -123,12 +123,12 @@ class BatchMonitor(CollectingMonitor):
         with self._policy.handling(f"{' and '.join(keys)} are NaN."):
             values = self._measure_batch(*self._read_training_batch(trainer, outputs, batch))
         for key, value in zip(keys, values, strict=True):
-            # Even without a bar, `prog_bar=True` would make Lightning read the value, and so wait for the device.
+            # Even without a bar, `prog_bar=True` makes Lightning read the value, and so wait for the device.
             in_progress_bar = self._shows_training and key == keys[0] and trainer.progress_bar_callback is not None
             pl_module.log(key, value, on_step=True, on_epoch=False, prog_bar=in_progress_bar, batch_size=1)
 
     def _read_training_batch(self, trainer: Trainer, outputs: Any, batch: Any) -> tuple[Tensor, Labels]:
-        """Return embeddings and labels of the step, or of the batch embedded in evaluation mode."""
+        """Return embeddings and labels of the step, or of the batch if the source embeds batches."""
         if not self.source.embeds_batches:
             return self._training_reader.read(outputs, batch, TRAINING_STEP)
         self._training_reader.stop_capture()

@@ -1,4 +1,4 @@
-"""Hands each evaluated set from a `RetrievalMonitor` to the callbacks that draw it, only on the first process."""
+"""Passes each evaluated set of a `RetrievalMonitor` to the callbacks that draw it, on the first process."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ from fewshot_callbacks.trainer.loaders import evaluation_loaders
 # The label of an item; a tuple of columns if its targets are multi-label.
 Label: TypeAlias = int | str | tuple[int, ...]
 
-# Label -> name of its class; or a list of names for the labels 0, 1, 2, ...
+# label -> name of its class, or a list of names for the labels 0, 1, 2, ...
 Names = Mapping[Any, str] | Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
 class ItemSet:
-    """Queries or gallery items, in the order of the data set."""
+    """Queries or gallery items, in the order of the data set.
+
+    Attributes:
+        embeddings: (items, dim), on the CPU, in the dtype of the model.
+        labels: Label of each item; a tuple of columns if items have several labels. Empty without labels.
+        positions: (items,) index of each item in the pass of all processes over the data; dropped items count, too.
+        source: Name of the loader of these items.
+        loader: The loader itself.
+        groups: Group of each item; None without groups.
+        ids: Id of each item; None without ids.
+    """
 
     embeddings: Float[Tensor, "items dim"]
-    """on the CPU, in the dtype of the model"""
     labels: Sequence[Label]
-    """label of each item; a tuple of columns if items have several, empty if they have none"""
     positions: Int[Tensor, "items"]
-    """index of each item in the pass of all processes over their data, in which dropped items count, too"""
     source: str
-    """name of the loader of these items"""
     loader: Any
-    """this loader"""
     groups: Sequence[int | str] | None = None
-    """group of each item; None without groups"""
     ids: Sequence[int | str] | None = None
-    """id of each item; None without ids"""
 
     def class_names(self, names: Names | None) -> dict[Label, str]:
-        """Return label -> name of its class: by `names`, by the attribute `classes` of the data set, or the label itself.
+        """Return label -> name of its class, from `names` or the data set's `classes`, or else the label itself.
 
         Examples:
             >>> items = ItemSet(torch.empty(3, 2), [1, 7, (0, 7)], torch.arange(3), "val", None)
@@ -66,7 +69,7 @@ class ItemSet:
 
 
 def _names_of_data_set(dataset: Any) -> Sequence[str]:
-    """Return `classes` of a data set, or of the data set of a `Subset`; empty if it is not a list of strings."""
+    """Return `classes` of a data set, or of the data set in a `Subset`; empty unless it is a list of strings."""
     classes = getattr(getattr(dataset, "dataset", dataset), "classes", None)
     if isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes):
         return classes
@@ -75,7 +78,7 @@ def _names_of_data_set(dataset: Any) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The items of one process, as they are sent."""
+    """The items of one process, as it sends them."""
 
     embeddings: Tensor
     labels: list[Label]
@@ -100,12 +103,12 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
     if parts is None:
         return None
     if len(parts) == 1:
-        # The items are in order, and a copy of the embeddings may be large.
+        # The items are in order. This avoids a copy of the embeddings, which may be large.
         return ItemSet(
             shard.embeddings, labels, shard.positions, source, loader, _as_list(shard.groups), _as_list(shard.ids)
         )
     order = torch.cat([part.places for part in parts]).argsort()
-    # A process without items does not know the dimension.
+    # A process without items has no dimension.
     embeddings = torch.cat([part.embeddings for part in parts if len(part.embeddings)] or [shard.embeddings])
     positions = torch.cat([part.positions for part in parts])
     all_labels = [label for part in parts for label in part.labels]
@@ -123,19 +126,19 @@ def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> I
 
 
 def _joined_in_order(name: str, columns: Sequence[Labels | None], order: Tensor) -> Sequence[int | str] | None:
-    """Return the groups or ids of all processes in the order of the data set; None if no process has any."""
+    """Return the groups or ids of all processes in the order of the data set; None without any."""
     filled = [column for column in columns if column is not None]
     return _as_list(join("RetrievalMonitor", filled, name)[order]) if filled else None
 
 
 def _as_list(column: Labels | None) -> Sequence[int | str] | None:
-    """Return the groups or ids of items as numbers or words; None if there are none."""
+    """Return groups or ids as integers or strings; None without any."""
     return None if column is None else column.tolist()
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedSet:
-    """A set that was just evaluated. Nobody may keep it: its embeddings are freed once every viewer has seen it."""
+    """A set that was just evaluated. Do not keep it: its embeddings are freed after the last viewer."""
 
     report: RetrievalReport
     # first part of the keys of its metrics
@@ -153,35 +156,35 @@ class EvaluatedSet:
         return f"{self.prefix}{self.suffix}, epoch {self.epoch}"
 
     def key(self, name: str) -> str:
-        """Return the key of a picture, formed as the keys of the metrics of the set."""
+        """Return the key of a picture, with the first part and the end of the set's metrics."""
         return f"{self.prefix}/{name}{self.suffix}"
 
 
 class Viewer(Callback, ABC):
-    """Is shown each set that a `RetrievalMonitor` has evaluated. All processes call its methods together."""
+    """Sees each set that a `RetrievalMonitor` has evaluated. All processes call its methods together."""
 
     @abstractmethod
     def wants(self, prefix: str) -> bool:
-        """Return whether the sets of this epoch whose keys begin with the prefix are to be shown."""
+        """Return whether to show the sets of this epoch whose keys begin with the prefix."""
 
     def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
-        """Look at a batch during the epoch; by default do nothing.
+        """Look at a batch during the epoch. By default, do nothing.
 
         Args:
             prefix: First part of the keys of the set.
             source: Name of the loader.
             loader: The loader.
             positions: Index of each embedding of the batch in this process's pass over the loader.
-            batch: What the step was called with.
+            batch: The batch.
         """
 
     @abstractmethod
     def see_set(self, trainer: Trainer, key: str, evaluated: EvaluatedSet | None) -> None:
-        """Look at an evaluated set. *Collective*. An implementation lets no error escape.
+        """Look at an evaluated set. An implementation must not raise errors. *Collective*.
 
         Args:
             trainer: The Trainer.
-            key: Prefix and suffix of the keys of the set.
+            key: First part and end of the keys of the set.
             evaluated: The set on the first process; None on the others.
         """
 
@@ -194,7 +197,7 @@ def show_set(
     report: RetrievalReport,
     parts: Sequence[tuple[Shard, int]],
 ) -> None:
-    """Hand an evaluated set to the callbacks that want to see it. *Collective*.
+    """Pass an evaluated set to the callbacks that draw it. *Collective*.
 
     Args:
         viewers: The callbacks.
@@ -202,7 +205,7 @@ def show_set(
         prefix: First part of the keys of the set.
         suffix: End of these keys.
         report: Report of the set.
-        parts: The queries of this process and the index of their loader; the same of the gallery, if there is one.
+        parts: The queries of this process and the index of their loader, and the same for the gallery, if any.
     """
     loaders = list(evaluation_loaders(trainer).items())
     processes = all_processes()

@@ -1,4 +1,4 @@
-"""Checks the keys that checkpoints, early stopping and schedulers monitor: misspelt ones, and those with a wrong `mode`."""
+"""Checks the keys that checkpoints, early stopping and schedulers monitor: misspelt keys, and a wrong `mode`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal, NamedTuple
 from fewshot_callbacks.callbacks._conduct import FailurePolicy, UsageError
 from fewshot_callbacks.trainer.lightning import Trainer
 
-# Which values of a key are better; None if neither are.
+# which values of a key are better; None if neither
 Better = Literal["higher", "lower"] | None
 
-# Stages that keys begin with.
+# first parts of keys that mean an evaluation
 STAGES = ("val", "valid", "validation", "eval", "dev", "test")
 
-# Similarity of two names from which one may be a misspelling of the other: `grouped_recall` is near `grouped_recall@1`,
-# but `loss`, `acc` and `auc` are not near each other.
+# From this similarity on, a name may be a misspelling of another: `grouped_recall` is near `grouped_recall@1`, but `loss`,
+# `acc` and `auc` are not near each other.
 NEAR = 0.7
 
-# The value of `mode` for which values are better.
+# which values are better -> `mode`
 _MODES = {"higher": "max", "lower": "min"}
 
 
@@ -30,7 +30,7 @@ class Watcher(NamedTuple):
     key: str
     # name of its class
     name: str
-    # the best value for it, "min" or "max"; None if it does not matter
+    # "min" or "max"; None if it does not matter
     mode: str | None
 
 
@@ -52,13 +52,13 @@ def watchers(trainer: Trainer) -> list[Watcher]:
 def look_for_wrong_modes(
     trainer: Trainer, known: Mapping[str, Better], logged: Collection[str] | None, policy: FailurePolicy
 ) -> None:
-    """Warn of callbacks and schedulers for which the worst value of a key is the best.
+    """Warn if the `mode` of a callback or scheduler takes the worst value for the best.
 
     Args:
         trainer: The Trainer.
         known: The keys of its monitors, and which values are better.
-        logged: The keys that others log; None if that is not known.
-        policy: Warns.
+        logged: The keys that others log; None if unknown.
+        policy: Gives warnings.
     """
     for watcher in watchers(trainer):
         better = known.get(watcher.key)
@@ -76,13 +76,13 @@ def look_for_wrong_modes(
 def look_for_misspelt_keys(
     trainer: Trainer, known: Collection[str], logged: Collection[str] | None, policy: FailurePolicy
 ) -> None:
-    """Warn of monitored keys that nobody has logged yet, and that are similar to the key of a monitor.
+    """Warn of monitored keys that nobody has logged yet, and that resemble the key of a monitor.
 
     Args:
         trainer: The Trainer.
         known: The keys of its monitors.
-        logged: The keys that the sanity check has shown; None if there was none.
-        policy: Warns, because training may still log the key.
+        logged: The keys that were logged in the sanity check; None without one.
+        policy: Gives warnings, because training may still log the key.
 
     Raises:
         UsageError: If the policy is strict, there was a sanity check, and the key is a misspelt key of a monitor.
@@ -94,7 +94,7 @@ def look_for_misspelt_keys(
         similar_key = same_key or near(key, sorted(known))
         if similar_key is None:
             continue
-        fact = f"{name}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
+        fact = f"{name}(monitor={key!r}): no monitor of this Trainer logs this value, and nothing else has logged it so far"
         message = f"{fact}. Did you mean {similar_key!r}?"
         if policy.strict and same_key is not None and logged is not None:
             raise UsageError(message)
@@ -102,7 +102,7 @@ def look_for_misspelt_keys(
 
 
 def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
-    """Return the known key with the same letters and digits, apart from the name of the stage or of a loader; None if none.
+    """Return the known key with the same letters and digits, apart from the stage or a loader's name; None without one.
 
     Examples:
         >>> known = ["val/mAP/photos", "val/mAP/sketches", "val/recall@1"]
@@ -117,7 +117,7 @@ def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:
 
 
 def near(key: str, known: Collection[str]) -> str | None:
-    """Return the known key of the same stage that is most similar, if one is; for `f1` it is `pair_f1`.
+    """Return the most similar known key of the same stage; None without one. For `f1` it is `pair_f1`.
 
     Examples:
         >>> known = ["val/mAP", "val/recall@1", "val/recall@10", "val/pair_f1", "gap/recall@1"]
@@ -152,6 +152,6 @@ def _beginnings(key: str) -> list[str]:
 
 
 def _parted(key: str) -> tuple[str, str]:
-    """Return the stage of a key, `val` for all names of `STAGES`, and the rest of it."""
+    """Return the stage of a key, which is `val` for all of `STAGES`, and the rest of the key."""
     stage, name = re.fullmatch(r"([^\W_]*)\W?_?(.*)", key.casefold(), re.DOTALL).groups()  # type: ignore[union-attr]
     return ("val" if stage in STAGES else stage), name

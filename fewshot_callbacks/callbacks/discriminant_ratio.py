@@ -33,50 +33,73 @@ from fewshot_callbacks.trainer.loaders import unknown_order_reason
 
 
 class DiscriminantRatioMonitor(BatchMonitor):
-    """Logs the discriminant ratio J (scatter between classes over scatter within them) while a model trains.
+    """Logs how well classes are separated: the discriminant ratio J and the variance ratio of batches and sets.
 
-    `train/J` is J of every n-th training batch. It is computed on the device of the embeddings without waiting for the
-    device (Lightning's progress bar waits when it reads a value to show). `val/J` and `test/J` are J of the whole set
-    over all ranks; with several ranks, `train/J` is J of rank 0's batch. All values are logged through
-    `LightningModule.log`, so that loggers, checkpoints and progress bars receive them. J is at least 0, larger means
-    better separated classes, and it is NaN where it is undefined.
+    It logs these keys. A test logs the keys of validation with `test/`. Higher is better for every key.
 
-    J depends on the numbers of items and classes. The variance ratio, from the same sums, can be compared between
-    batches and sets; it is logged as `train/variance_ratio` and `val/variance_ratio` (see
-    `fewshot_callbacks.variance_ratio`), for sets with the ends of its 95 % interval, `val/variance_ratio_low` and
-    `..._high`. The labels of the first measured batch of a fit are read at once, and a warning is given if most of its
-    classes have a single item.
+    - `train/J`: scatter between classes over scatter within classes, of one training batch
+    - `train/variance_ratio`: variance between classes over variance within classes, of one training batch
+    - `val/J`, `val/variance_ratio`: the same of the whole set
+    - `val/variance_ratio_low`, `val/variance_ratio_high`: 95 % interval of the variance ratio
 
-    With `EmbeddingSource(ids=...)` each item of a validation or test counts once, however often and on whichever process
-    it comes; its embeddings are then kept on the CPU until the end of the set. Without ids only sums are kept. `train/J`
-    counts each row of a batch, as the loss does.
+    J = Tr(S_B) / Tr(S_W), at least 0. A J of 0 means that all classes have the same mean. A J of 1 means that class
+    means are as far apart as items of one class are. J depends on the numbers of classes and items: for pure noise it
+    is (k - 1) / (n - k) with k classes and n items. So compare J only between batches, or sets, of the same
+    composition.
 
-    Args:
-        source: Where embeddings come from: two keys of the mapping that the step returns (default
-            `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also says where the labels
-            and the ids of items are, and what to do if the steps give no embeddings. Several monitors can share it.
-        every_n_steps: Measure one training batch in this number, at least 1. Between measurements, progress bar and
-            loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
-            fresh values. None measures validation and test alone, for training batches without labels.
-        normalize: Scale each embedding to length 1 first, which changes J.
-        skip_singletons: Leave out classes with a single item in the batch.
-        eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
-        prog_bar: Show J of training batches in the progress bar. Lightning reads the value, and so waits for the device,
-            whenever it refreshes the bar.
-        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
-            another loader give no embeddings. By default all are measured. The keys of a single one have no ending.
-        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
-            such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
-            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
-            does.
+    The variance ratio does not have this dependence: you can compare it between batches, sets and runs. For pure noise
+    its expected value is 0, and it can be slightly negative.
 
-    Raises:
-        ValueError: If `every_n_steps` is below 1, or the source is of no known form.
+    J is NaN if each class has one item or if all embeddings are equal. The ratio is NaN if there is one class, if each
+    class has one item, or if all items of each class are equal. Warnings report this. A warning also reports that most
+    classes of the first batch have one item.
+
+    `train/J` is the value of the first process's batch; `val/J` covers all processes. Training batches are measured on
+    their device without waiting for it. With `EmbeddingSource(ids=...)` each item of a set counts once, and its
+    embeddings are kept on the CPU until the end of the set. Without ids only sums are kept. A training batch counts
+    each row, as the loss does.
 
     Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> trainer = Trainer(callbacks=[DiscriminantRatioMonitor(every_n_steps=10)], logger=False, accelerator="cpu")
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.tensor([[-2.0], [2.0], [4.0], [8.0], [10.0], [14.0]])
+        >>> loader = DataLoader(TensorDataset(items, torch.tensor([0, 0, 1, 1, 2, 2])), batch_size=3)
+        >>> monitor = DiscriminantRatioMonitor(source="encoder")
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", **options)
+        >>> _ = trainer.validate(Model(), loader, verbose=False)
+        >>> {key: round(trainer.callback_metrics[key].item(), 4) for key in ("val/J", "val/variance_ratio")}
+        {'val/J': 6.0, 'val/variance_ratio': 4.0}
+
+    Args:
+        source: Where embeddings come from: the name of a submodule, such as `"encoder"`, whose output is the embedding;
+            two keys of the mapping that the step returns (default `("embeddings", "labels")`); a function of (outputs,
+            batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also names labels and ids. Monitors
+            with equal sources share one copy of the embeddings.
+        every_n_steps: Measure one training batch in this number, at least 1. Choose a divisor of the Trainer's
+            `log_every_n_steps`; otherwise loggers get older values. None measures only validation and test, for
+            training batches without labels.
+        normalize: Scale each embedding to length 1 first, so that J describes angles.
+        skip_singletons: Leave out classes with a single item in the batch.
+        eps: Fraction of the total scatter that is added to the scatter within classes. J is at most 1 / eps.
+        prog_bar: Show J of training batches in the progress bar. Lightning waits for the device whenever it refreshes
+            the bar.
+        loaders: Index or name of the loader that is measured, or several of them, such as `("retrieval",)` if the steps
+            of another loader give no embeddings. By default all loaders are measured. With only one measured loader,
+            its name is not part of the keys.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
+            possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values
+            are NaN. True: every error ends the run. False: none does.
+
+    Raises:
+        ValueError: If `every_n_steps` is below 1, or the source has an unknown form.
     """
 
     _training_keys = "train/J", "train/variance_ratio"
@@ -100,7 +123,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
             loaders=loaders,
             strict=strict,
             needs_labels=True,
-            # Sums do not record their items, so that a repeated item could not be left out.
+            # Sums do not record their items, so a repeated item could not be left out.
             keeps_items=EmbeddingSource.of(source, type(self).__name__).ids is not None,
         )
         self.normalize = normalize
@@ -109,7 +132,7 @@ class DiscriminantRatioMonitor(BatchMonitor):
         self._shows_training = prog_bar
         # number of measured batches of this epoch
         self._measured_batches = 0
-        # number of measured batches without J and without a variance ratio, on the device of the embeddings
+        # numbers of measured batches without J and without a variance ratio, on the device of the embeddings
         self._batches_without_j: Tensor | int = 0
         self._batches_without_ratio: Tensor | int = 0
 
@@ -141,39 +164,41 @@ class DiscriminantRatioMonitor(BatchMonitor):
         without_j = int(self._batches_without_j)
         without_ratio = int(self._batches_without_ratio)
         if without_j:
-            both = f" So was train/variance_ratio in {without_ratio}." if without_ratio else ""
+            both = f", and train/variance_ratio in {without_ratio}" if without_ratio else ""
             self._policy.warn(
-                f"train/J was NaN in {without_j} of {self._measured_batches} batches: each class had one item, all "
-                f"embeddings were equal (collapsed), or some were not finite.{both} J compares items of the same class: "
-                "draw several items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
+                f"train/J was NaN in {without_j} of {self._measured_batches} batches{both}. In these batches each class "
+                "had one item, all embeddings were equal (collapsed), or some were not finite. J compares items of the "
+                "same class: draw several items of each class, for instance with a ClassBalancedBatchSampler or an "
+                "EpisodicBatchSampler. (Shown once.)",
                 kind="batches without J",
             )
         elif without_ratio:
             self._policy.warn(
-                f"train/variance_ratio was NaN in {without_ratio} of {self._measured_batches} batches: there was a single "
-                "class, or the items of each class were equal. Draw several classes, for instance with an "
-                "EpisodicBatchSampler. (Shown once.)",
+                f"train/variance_ratio was NaN in {without_ratio} of {self._measured_batches} batches. In these "
+                "batches there was one class, or the items of each class were equal. Draw several classes, for instance "
+                "with a ClassBalancedBatchSampler or an EpisodicBatchSampler. (Shown once.)",
                 kind="batches without a ratio",
             )
 
     def _warn_of_singletons(self, labels: Tensor) -> None:
-        """Warn if most classes of a batch have one item. Waits for the device of the labels."""
+        """Warn if most classes of a batch have one item, but not all of them. Waits for the device of the labels."""
         counts = labels.unique(return_counts=True)[1]
         singletons = int((counts == 1).sum())
-        if 2 * singletons > len(counts):
+        # If all classes have one item, both values are NaN, and the warning at the end of the epoch reports it.
+        if len(counts) > singletons > len(counts) / 2:
             self._policy.warn(
-                f"{singletons} of the {len(counts)} classes of the first measured batch have one item: train/J then "
-                f"depends on how the batch was drawn rather than on the embedding, and cannot be compared with val/J. "
-                f"Use train/variance_ratio, which can be compared if some class has two items, or draw several items "
-                f"of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
+                f"{singletons} of the {len(counts)} classes of the first measured batch have one item. train/J then "
+                "depends on how the batch was drawn, more than on the embedding, so do not compare it with val/J. Use "
+                "train/variance_ratio, or draw several items of each class, for instance with a "
+                "ClassBalancedBatchSampler or an EpisodicBatchSampler. (Shown once.)",
                 kind="singletons",
             )
 
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
-        """Check a batch, and merge its moments into the moments of its loader. With ids, the collection keeps the items."""
-        # Two encoders, missing labels and targets of a regression are errors that are raised at the end of the epoch.
+        """Check a batch, and without ids merge its moments into the moments of its loader."""
+        # Two encoders, missing labels and regression targets are errors, which are raised at the end of the epoch.
         if read.embeddings is None or len(read.labels) != read.items or read.labels.are_targets:
             return
         # Another process of a tensor-parallel group counts the same items.
@@ -186,20 +211,20 @@ class DiscriminantRatioMonitor(BatchMonitor):
             raise InputError(
                 f"{self._policy.owner}: {len(bad_rows)} of the {counted(len(embeddings), 'embedding')} of a batch "
                 f"{verb(len(bad_rows), 'is', 'are')} not finite (NaN or Inf), the first at item "
-                f"{read.first + int(bad_rows[0])}. Find the step that made them: a diverged loss, a division by a zero "
-                "norm, float16 overflow."
+                f"{read.first + int(bad_rows[0])}. Look for a diverged loss, a division by a zero norm, or a float16 "
+                "overflow."
             )
         if not self._member.keeps_items:
             self._add(loader, read, embeddings)
 
     def _add(self, loader: int, read: Batch, embeddings: Tensor) -> None:
-        """Merge the moments of a batch into its loader's, without items that a `DistributedSampler` repeats."""
+        """Merge the moments of a batch into its loader's moments, without the padding of a `DistributedSampler`."""
         labels = on_cpu(read.labels)
         dataloader = self._collection.dataloader(loader)
         replica = self._collection.replica
         batches = self._collection.batches[loader]
         if unknown_order_reason(dataloader, batches, read.first + read.items, replica) is None:
-            # The sampler repeats items at the end of a pass, to give all ranks the same number.
+            # The sampler repeats items at the end of a pass to give all ranks the same number.
             items_of_rank = len(range(replica.number, len(dataloader.sampler.dataset), replica.replicas))
             not_repeated = slice(max(0, items_of_rank - read.first))
             embeddings = embeddings[not_repeated]
@@ -229,13 +254,13 @@ class DiscriminantRatioMonitor(BatchMonitor):
             stage = "test" if trainer.testing else "val"
             key, low, high = (self._key(stage, name) + measured_set.suffix for name in self._names()[1:])
             if ratio.undefined is not None:
-                self._policy.warn(f"{key} is NaN. {ratio.undefined} So are {low} and {high}. (Shown once.)", kind=key)
+                self._policy.warn(f"{key}, {low} and {high} are NaN. {ratio.undefined} (Shown once.)", kind=key)
             elif ratio.interval_undefined is not None:
                 self._policy.warn(f"{low} and {high} are NaN. {ratio.interval_undefined} (Shown once.)", kind=low)
         return values
 
     def _moments_here(self, trainer: Trainer, side: Side) -> ClassMoments | None:
-        """Return the moments of the items of this process, each item of all processes once; None if empty. *Collective*."""
+        """Return the moments of this process's items, without repeated items; None without items. *Collective*."""
         if not self._member.keeps_items:
             self._warn_of_repeats(side)
             return self._moments.get(side.loader)

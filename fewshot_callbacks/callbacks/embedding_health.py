@@ -1,4 +1,4 @@
-"""What an embedding shows without a ranking, while a model trains; with labels or without."""
+"""Embedding statistics that need no ranking: collapse, rank, uniformity and movement."""
 
 from __future__ import annotations
 
@@ -26,45 +26,71 @@ from fewshot_callbacks.trainer.lightning import Trainer, rank_zero_info
 
 
 class EmbeddingHealthMonitor(BatchMonitor):
-    """Logs whether an embedding collapses and how many directions it uses, and of classes and hubs; labels are optional.
+    """Logs whether an embedding has collapsed, how many directions it uses, and whether training has moved it.
 
-    At the end of a validation or test the whole set is measured by `embedding_health`, over all ranks, and logged as
-    `val/rankme`, `val/effective_rank`, `val/spectral_decay` and `val/uniformity` (`test/...` in a test); where items have
-    labels also as `val/nc1`, `val/cdnv` and `val/alignment`; with `k` as `val/hubness`, `val/antihubs` and
-    `val/intrinsic_dimension`. The embeddings are the outputs of the step. They stay on the CPU until the end. In
-    training, `train/rankme` and `train/effective_rank` are measured on every n-th batch, with several ranks only on
-    rank 0. Neither can be larger than the number of items of the batch. A collapse is reported once in a run, with the
-    number that shows it.
+    By default it logs these keys after each validation. A test logs them with `test/`, without the last three.
 
-    From the second validation of a run on, it also logs how far the embedding has moved: `val/cosine_to_first` and
-    `val/cosine_to_previous`, the mean cosine of each item to itself at the first validation and at the one before, and
-    `val/cka_to_first`, the similarity of the arrangement to the first arrangement (see `embedding_movement`). A warning
-    reports it if nothing has moved, as with an adapter that was not loaded, or if the first arrangement is lost. A
-    validation before training (`trainer.validate`) counts as the first. The items are a fixed sample of at most 1,024.
-    The first process keeps two copies of it. Nothing is compared if the items come in another order.
+    - `val/rankme`, `val/effective_rank`: number of directions in use, with and without the mean (higher is better)
+    - `val/spectral_decay`: how fast the eigenvalues of the covariance fall
+    - `val/uniformity`: how evenly items are spread over the sphere (lower is better)
+    - `val/nc1`, `val/cdnv`, `val/alignment`: spread within classes (lower is better); only if items have labels
+    - `val/cosine_to_first`, `val/cosine_to_previous`: mean cosine of each item to itself at an earlier validation
+    - `val/cka_to_first`: similarity of the arrangement to the first validation
 
-    Args:
-        source: See `DiscriminantRatioMonitor`. Where there are no labels, nothing is computed that needs them;
-            `EmbeddingSource(labels=lambda batch: None)` reads none.
-        every_n_steps: Measure one training batch in this number, at least 1, which waits for the device. None measures
-            validation and test alone.
-        k: Neighbours of the hubness, at least 2, such as 10. The search takes longer than a `RetrievalMonitor` does, and
-            with several ranks all embeddings in each. None leaves out what needs neighbours.
-        normalize: Scale each embedding to length 1 first; neighbours are then those of the cosine.
-        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
-            another loader give no embeddings. By default all are measured. The keys of a single one have no ending.
-        strict: Which errors end the run, see `DiscriminantRatioMonitor`. A collapse ends it with True alone.
+    `train/rankme` and `train/effective_rank` measure every 50th training batch, on the first process; neither can
+    exceed the number of items in the batch. With `k`, the monitor also logs `val/hubness`, `val/antihubs` and
+    `val/intrinsic_dimension`.
 
-    Attributes:
-        reports: The latest `EmbeddingHealth` of each set, by the suffix of its keys (`""` for a single loader).
+    A collapse is reported once in a run. The embeddings of a set stay on the CPU until the end of the epoch.
 
-    Raises:
-        ValueError: If `every_n_steps` is below 1, k is below 2, or the source is of no known form.
+    The three comparisons appear from the second validation on. They use a fixed sample of at most 1,024 items, and they
+    are missing if the loader shuffles. `trainer.validate(...)` before the fit counts as the first validation. A warning
+    reports that nothing has moved, for instance because an adapter was not loaded, or that the first arrangement is
+    lost.
 
     Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> monitor = EmbeddingHealthMonitor(source="backbone")
-        >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.cat([torch.eye(6), -torch.eye(6)])  # six directions
+        >>> loader = DataLoader(TensorDataset(items, torch.arange(12) // 6), batch_size=4)
+        >>> monitor = EmbeddingHealthMonitor(source="encoder")
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", **options)
+        >>> _ = trainer.validate(Model(), loader, verbose=False)
+        >>> {key: round(trainer.callback_metrics[key].item(), 4) for key in ("val/rankme", "val/effective_rank")}
+        {'val/rankme': 6.0, 'val/effective_rank': 6.0}
+
+    Args:
+        source: Where embeddings come from: the name of a submodule, such as `"encoder"`, whose output is the embedding;
+            two keys of the mapping that the step returns (default `("embeddings", "labels")`); a function of (outputs,
+            batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also names labels and ids. Monitors
+            with equal sources share one copy of the embeddings. Labels are optional. `EmbeddingSource(labels=lambda
+            batch: None)` reads none.
+        every_n_steps: Measure one training batch in this number, at least 1. Each measurement waits for the device.
+            None measures only validation and test.
+        k: Number of neighbours for the hubness, at least 2, such as 10. The search takes longer than a
+            `RetrievalMonitor`, and every process holds all embeddings. None computes nothing that needs neighbours.
+        normalize: Scale each embedding to length 1 first. Neighbours are then found by the cosine.
+        loaders: Index or name of the loader that is measured, or several of them, such as `("retrieval",)` if the steps
+            of another loader give no embeddings. By default all loaders are measured. With only one measured loader,
+            its name is not part of the keys.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
+            possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values
+            are NaN. True: every error ends the run. False: none does. A collapse ends the run only with True.
+
+    Attributes:
+        reports: The latest `EmbeddingHealth` of each set. The key is `""` for a single loader, otherwise the end of its
+            logged keys.
+
+    Raises:
+        ValueError: If `every_n_steps` is below 1, `k` is below 2, or the source has an unknown form.
     """
 
     _training_keys = "train/rankme", "train/effective_rank"
@@ -82,7 +108,7 @@ class EmbeddingHealthMonitor(BatchMonitor):
     ) -> None:
         if k is not None and k < 2:
             raise InputError(
-                f"EmbeddingHealthMonitor(k={k}) must be at least 2; None leaves out what needs neighbours."
+                f"EmbeddingHealthMonitor(k={k}) must be at least 2. Pass None to compute nothing that needs neighbours."
             )
         super().__init__(
             source,
@@ -94,12 +120,12 @@ class EmbeddingHealthMonitor(BatchMonitor):
         )
         self.k = k
         self.normalize = normalize
-        # end of the keys of a set -> its sample at earlier validations, on the first process
+        # end of the keys of a set -> its earlier samples; only on the first process
         self._movements: dict[str, MovementOfSet] = {}
         self.reports: dict[str, EmbeddingHealth] = {}
 
     def _measure_batch(self, embeddings: Tensor, labels: Labels) -> tuple[float, float]:
-        """Return RankMe and the effective rank of a training batch; waits for the device."""
+        """Return RankMe and the effective rank of a training batch. Waits for the device."""
         embeddings = embeddings.cpu().double()
         refuse_non_finite(non_finite_rows(embeddings), len(embeddings), "embeddings", self._policy.owner)
         moments = Moments.of(embeddings)
@@ -129,11 +155,13 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return [*names_of(labels=has_labels, k=self.k), *self._awaited(trainer, measured_set, MOVEMENTS)]
 
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
-        """Measure the items of all processes, and return name -> value. *Collective*."""
+        """Return name -> value for the items of all processes. *Collective*."""
         [side] = measured_set.sides
         has_labels = self._collection.have_classes(side.loader)
         if has_labels is None:
-            raise InputError(f"{self._policy.owner}: the set is empty: no step gave an embedding.")
+            raise InputError(
+                f"{self._policy.owner}: the set is empty because no step gave an embedding. Check the loader."
+            )
         shard = self._shard(side)
         with named(self._policy.owner, "embedding_health"):
             health = embedding_health(
@@ -154,18 +182,15 @@ class EmbeddingHealthMonitor(BatchMonitor):
         awaited = dict.fromkeys(self._awaited(trainer, measured_set, MOVEMENTS), math.nan)
         if awaited and not values and note is None and self._policy.is_new("nothing to compare with"):
             rank_zero_info(
-                f"{set_name}: {', '.join(awaited)} are NaN: there is no earlier validation of the same items in the same "
-                "order, and no optimiser step since, to compare with. (Shown once.)"
+                f"{set_name}: {', '.join(awaited)} are NaN, because there is nothing to compare with yet. They need an "
+                "earlier validation of the same items in the same order, and an optimiser step since then. (Shown once.)"
             )
         return health.metrics() | awaited | values
 
     def _movement_of(
         self, trainer: Trainer, measured_set: MeasuredSet, shard: Shard
     ) -> tuple[dict[str, float], str | None]:
-        """Return how far a sample has moved since earlier validations, and a sentence; see `MovementOfSet.compare`.
-
-        *Collective*.
-        """
+        """Return how far the sample has moved since earlier validations, and a note. *Collective*."""
         if trainer.testing:
             return {}, None
         sample = sample_of(shard, trainer.global_step, all_processes())
@@ -173,8 +198,8 @@ class EmbeddingHealthMonitor(BatchMonitor):
         note = None
         if not has_fixed_order(trainer, measured_set.sides[0].loader):
             note = (
-                f"{', '.join(MOVEMENTS)} are not logged, since the loader shuffles its items, so that those of two "
-                "validations cannot be compared. Pass shuffle=False to the loader."
+                f"{', '.join(MOVEMENTS)} are not logged, because the loader shuffles its items. Pass shuffle=False to "
+                "the loader."
             )
         elif sample is not None:
             movement = self._movements.setdefault(measured_set.suffix, MovementOfSet())
@@ -184,8 +209,8 @@ class EmbeddingHealthMonitor(BatchMonitor):
         return movement_of_first
 
     def _report_collapse(self, collapse: str | None, set_name: str) -> None:
-        """Warn once in a run that the embedding has collapsed; with `strict=True` raise each time."""
+        """Warn once in a run that the embedding has collapsed. With `strict=True`, raise an error each time."""
         if collapse is not None and (self._policy.strict or self._policy.is_new("collapse")):
-            # A warning names the place and the monitor itself.
+            # The warning adds the set and the monitor.
             fact = f"{self._policy.owner}, {set_name}: {collapse}" if self._policy.strict else collapse
             self._policy.handle(ValueError(fact), f"In {set_name}:")

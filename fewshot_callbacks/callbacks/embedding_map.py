@@ -1,4 +1,4 @@
-"""A map of a sample of classes of a validation set in each epoch, aligned with the previous map, in every logger."""
+"""A map of a sample of classes in each epoch, aligned with the previous map, in every logger."""
 
 from __future__ import annotations
 
@@ -24,41 +24,61 @@ from fewshot_callbacks.plots.panels import Scale
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 from fewshot_callbacks.trainer.side_effects import preserved_random_states
 
-# Pixels of the side of a picture in TensorBoard's projector.
+# Side of an image in TensorBoard's projector, in pixels.
 THUMBNAIL = 32
 
 
 class EmbeddingMap(PictureCallback):
-    """Draws a fixed sample of classes in two dimensions, each map aligned with the map of the previous epoch.
+    """Draws a fixed sample of classes in two dimensions. Each map is aligned with the map of the previous epoch.
 
-    After each evaluation of a `RetrievalMonitor`, it uses the monitor's embeddings and sends a map of the queries to
-    every logger of the Trainer as `val/embedding_map`, at the same step as the metrics. With `projector=True` it also
-    sends the points to TensorBoard's projector, with their images if the data set has an index. Nothing is drawn in the
-    sanity check, and an error never ends the run. A set with multi-label targets has no classes, and therefore no map.
+    It needs a `RetrievalMonitor` in the same Trainer, and draws the queries from its embeddings. It sends
+    `val/embedding_map` to every logger, at the same step as the metrics. Without a logger the map is a file in
+    `pictures/`. With `projector=True` it also sends the points to TensorBoard's projector, with their images if the
+    data set has an index. Nothing is drawn in the sanity check. An error never ends the run. A set with several labels
+    per item has no map, because it has no classes.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from fewshot_callbacks import RetrievalMonitor
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+        >>> loader = DataLoader(TensorDataset(items, torch.arange(12) // 3), batch_size=4)
+        >>> callbacks = [RetrievalMonitor(source="encoder"), EmbeddingMap(classes=3)]
+        >>> from tempfile import TemporaryDirectory
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> with TemporaryDirectory() as folder:
+        ...     trainer = Trainer(callbacks=callbacks, accelerator="cpu", default_root_dir=folder, **options)
+        ...     _ = trainer.validate(Model(), loader, verbose=False)
+        ...     sorted(path.name for path in Path(folder, "pictures/val").iterdir())
+        ['embedding_map']
 
     Args:
         classes: Number of classes, 1 to 12.
-        per_class: Largest number of items of each class, at least 1.
-        method: Projection: `pca`; `tsne`, which needs scikit-learn; or `umap`, which needs umap-learn.
-        every_n_epochs: Draw at most in one of this number of epochs, beginning with the first.
+        per_class: Largest number of items per class, at least 1.
+        method: Projection: `pca`, `tsne` (needs scikit-learn) or `umap` (needs umap-learn).
+        every_n_epochs: Draw in at most one of this number of epochs, beginning with the first.
         projector: Also show the points in TensorBoard's projector.
-        images: A function of (data set, index) that returns an image for the projector; see `RetrievalPanels`.
-        mean: Mean of the images' normalisation; see `RetrievalPanels`.
-        std: Standard deviation of that normalisation.
-        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+        images: A function of (data set, index) that returns an image for the projector. By default the first part of a
+            sample, or its entry `image`.
+        mean: Mean of the images' normalisation, which is undone: one value, or one for each channel.
+        std: Standard deviation of that normalisation, in the same form.
+        names: Names of the classes: a mapping from labels, or a list for the labels 0, 1, 2, ... By default the data
             set's attribute `classes`, or the labels themselves.
-        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
-            None never skips an epoch. None is skipped before they have taken a second.
-        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
-            with a name; by default all.
+        max_share: Skip epochs until all pictures and reports together have taken at most this fraction of the run time,
+            in (0, 1). The first second never counts. None skips no epoch. `pictures/share_of_time` logs the fraction.
+        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a
+            `RetrievalMonitor` with a name. By default all sets.
 
     Raises:
         ValueError: If a setting is out of range.
-
-    Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> from fewshot_callbacks import RetrievalMonitor
-        >>> trainer = Trainer(callbacks=[RetrievalMonitor(), EmbeddingMap()], logger=False, accelerator="cpu")
     """
 
     def __init__(
@@ -79,14 +99,14 @@ class EmbeddingMap(PictureCallback):
         super().__init__(every_n_epochs, max_share, prefix, names, ImageReader(images, mean, std))
         if not 1 <= classes <= MAX_CLASSES:
             raise InputError(
-                f"EmbeddingMap(classes={classes}) must be 1 to {MAX_CLASSES}: more classes cannot be told apart."
+                f"EmbeddingMap(classes={classes}) must be 1 to {MAX_CLASSES}. The colours of more classes look alike."
             )
         check_at_least(1, "EmbeddingMap", per_class=per_class)
         self.classes = classes
         self.per_class = per_class
         self.method = method
         self.projector = projector
-        # latest map of each key; the next map is aligned with it
+        # latest map of each key, with which the next map is aligned
         self._maps: dict[str, Projection] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -96,12 +116,12 @@ class EmbeddingMap(PictureCallback):
             self._maps = {}
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Choose the items; the map is drawn when a logger needs it."""
+        """Return name -> map. Items are chosen now; the map is drawn when a logger needs it."""
         queries = evaluated.queries
         if not evaluated.report.classes:
             self._policy.warn(
-                f"EmbeddingMap: the labels of {evaluated.prefix}{evaluated.suffix} are multi-label targets, which have no "
-                "classes to colour by: no map is drawn. (Shown once.)",
+                f"EmbeddingMap: the labels of {evaluated.prefix}{evaluated.suffix} are multi-label targets, so there are no "
+                "classes to colour, and no map is drawn. (Shown once.)",
                 kind="targets",
             )
             return {}
@@ -126,11 +146,11 @@ class EmbeddingMap(PictureCallback):
 
 
 def _thumbnails(picture: Callable[[int], Any], items: Sequence[int]) -> Float[Tensor, "chosen 3 side side"]:
-    """Return pictures of one size, padded with white; grey for an item with a text, or if `picture` raises for its index."""
+    """Return images of one size, padded with white; grey for a text, or if `picture` raises an error."""
     thumbnails = []
     for item in items:
         thumbnail = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")
-        # Transforms of the data set may draw random numbers, and a run with maps must not differ from a run without.
+        # Transforms of the data set may draw random numbers, and maps must not change the run.
         with suppress(Exception), preserved_random_states():
             pixels = picture(item)
             if not isinstance(pixels, str):

@@ -1,4 +1,4 @@
-"""Measures overfitting as a gap in recall that does not depend on the number of classes."""
+"""Overfitting, measured as a gap in recall that does not depend on the number of classes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from fewshot_callbacks.settings import GapOptions, NoFile, refuse_other_argument
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_zero_info
 from fewshot_callbacks.trainer.loaders import evaluation_loaders
 
-# Factor between the numbers of items per class of both sets above which a warning reports that recall cannot be
-# compared.
+# If the numbers of items per class of the two sets differ by more than this factor, a warning reports it.
 UNEVEN = 1.5
 
 # Default of the setting `metrics`.
@@ -41,59 +40,83 @@ METRICS = ("grouped_recall@1", "recall@1")
 
 @takes(GapOptions, metrics=METRICS)
 class GeneralizationGapMonitor(CollectingMonitor):
-    """Logs Grouped Recall@K of training classes minus Grouped Recall@K of validation classes, a measure of overfitting.
+    """Logs overfitting: Grouped Recall@K of training classes minus Grouped Recall@K of validation classes.
 
-    Plain Recall@K falls with the number of classes, so its difference is not informative if the two sets have different
-    numbers of classes. Grouped Recall@K searches a fixed number of classes at a time. After the first batch of a
-    validation, a fixed, seeded subset of the training classes is embedded by a separate loader, with the module in
-    evaluation mode and with the weights of the validation steps. At the end of the validation it is compared with the
-    embeddings of these steps. The modes of the module and the random states are restored.
+    By default it logs these keys.
 
-    It logs the gap `gap/grouped_recall@1`, in [-1, 1], with the ends of its interval, `gap/grouped_recall@1_low` and
-    `..._high`; the two recalls as `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`; the same values of plain
-    recall as `gap/recall@1` and so on; and `gap/share_of_time`. If the gap cannot be measured, a warning gives the
-    reason and the values are NaN. When the interval of the gap moves above zero, or is no longer above zero, a
-    message is logged.
+    - `gap/grouped_recall@1`: the gap, in [-1, 1] (lower is better); `_low` and `_high` are the ends of its 95 %
+      interval
+    - `gap/train_grouped_recall@1`, `gap/val_grouped_recall@1`: both recalls (higher is better)
+    - `gap/recall@1` and so on: the same five values of plain recall
+    - `gap/share_of_time`: fraction of the run that was spent on measuring
 
-    The settings at the end have these limits: `metrics` are `grouped_recall@k` and `recall@k` of any k, and
-    `label_groups` is a number of classes or `auto`. `seed` also draws the training classes.
+    Plain Recall@K falls with the number of classes, so its gap means little if the sets have different numbers of
+    classes. Grouped Recall@K searches a fixed number of classes at a time, so you can compare the two sets.
+
+    After the first batch of a validation, a fixed, seeded subset of the training classes is embedded, in evaluation
+    mode and with the weights of the validation steps. The modes of the module and the random states are restored. If
+    the gap cannot be measured, its values are NaN and a warning gives the reason. A message reports when the interval
+    of the gap rises above zero, and when it no longer does.
+
+    Examples:
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> labels = torch.arange(8) // 2
+        >>> training_items = torch.tensor([[0.0], [1.0], [10.0], [11.0], [20.0], [21.0], [30.0], [31.0]])
+        >>> items = torch.tensor([[0.0], [1.0], [10.0], [11.0], [20.0], [25.0], [26.0], [31.0]])  # 25 and 26 are confused
+        >>> loader = DataLoader(TensorDataset(items, labels), batch_size=4)
+        >>> options = {"classes": None, "label_groups": 2, "similarity": "euclidean"}
+        >>> bank = TensorDataset(training_items, labels)
+        >>> monitor = GeneralizationGapMonitor(bank=bank, source="encoder", **options)
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", **options)
+        >>> _ = trainer.validate(Model(), loader, verbose=False)
+        >>> keys = "gap/train_recall@1", "gap/val_recall@1", "gap/recall@1"
+        >>> {key: round(trainer.callback_metrics[key].item(), 4) for key in keys}
+        {'gap/train_recall@1': 1.0, 'gap/val_recall@1': 0.75, 'gap/recall@1': 0.25}
+
+    The settings have these limits: `metrics` must be `grouped_recall@k` and `recall@k` for any k, and `label_groups` a
+    number of classes or `auto`. `seed` also draws the training classes.
 
     Args:
-        bank: The training set with evaluation transforms: a data set, a loader or a stream; or a function of the
-            Trainer that returns one. `train` is the result of `training_data_for_evaluation()` of the Trainer's data
-            module, which the data modules of this package have. Where `classes` or `items_per_class` are drawn, they are
-            drawn from the items that the loader gives, and the label of each is found in the attribute `labels` or
-            `targets` of the data set, also through `Subset` and `ConcatDataset`; in the last tensor of a `TensorDataset`;
-            or in the column `label` of a Hugging Face data set.
-        source: Where the embeddings of a validation step come from: two keys of the mapping that the step returns
-            (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also says where the labels
-            are, and how a training batch is embedded (`embed`). The first validation batch is also embedded as training
-            batches are; if the result differs from the embeddings of the step, an error says so.
-        val_loader: Index or name of the validation loader to compare with.
+        bank: The training set with evaluation transforms: a data set, a loader or a stream, or a function of the
+            Trainer that returns one of them. `train` calls `training_data_for_evaluation()` of the Trainer's data
+            module, which the data modules of this package have. To draw `classes` or `items_per_class`, the monitor
+            needs the labels of the data set. It finds them in the attribute `labels` or `targets`, also through
+            `Subset` and `ConcatDataset`; in the last tensor of a `TensorDataset`; or in the column `label` of a Hugging
+            Face data set.
+        source: Where embeddings come from: the name of a submodule, such as `"encoder"`, whose output is the embedding;
+            two keys of the mapping that the step returns (default `("embeddings", "labels")`); a function of (outputs,
+            batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also names labels and ids. Monitors
+            with equal sources share one copy of the embeddings. The first validation batch is also embedded as training
+            batches are. If the result differs from the embeddings of the step, an error reports it; then pass
+            `EmbeddingSource(embed=...)`.
+        val_loader: Index or name of the validation loader.
         classes: Number of training classes to measure, drawn with `seed`; None for all.
-        items_per_class: Number of items of each class in both sets, drawn with `seed`; by default all. Recall rises
-            with the number of items per class: if the two sets differ in it, set it to a number that both have.
-        every_n_epochs: Measure at most in one of this number of epochs, beginning with the first validation.
-        max_share: Postpone a measurement until measuring has taken at most this share of the run time, in (0, 1); None
-            never postpones.
+        items_per_class: Number of items per class in both sets, drawn with `seed`; None for all. Recall rises with the
+            number of items per class. If the sets differ in it, pass a number that both sets have.
+        every_n_epochs: Measure at most one in this number of epochs, beginning with the first validation.
+        max_share: Postpone a measurement until measuring has taken at most this fraction of the run time, in (0, 1).
+            None never postpones.
         prefix: First part of the keys.
-        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
-            such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
-            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
-            does.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
+            possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values
+            are NaN. True: every error ends the run. False: none does.
         **settings: See `RetrievalSettings`.
 
     Attributes:
         gap: The latest `GeneralizationGap`; None before the first measurement.
 
     Raises:
-        ValueError: If a setting is unknown or out of range, `bank` is another word, or `classes` make fewer than two groups.
-
-    Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> monitor = GeneralizationGapMonitor(classes=100, every_n_epochs=5)  # the data module has the training set
-        >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
+        ValueError: If a setting is unknown or out of range, `bank` is an unknown word, or `classes` make fewer than two
+            groups.
     """
 
     gap: GeneralizationGap | None
@@ -119,11 +142,11 @@ class GeneralizationGapMonitor(CollectingMonitor):
         refuse_other_arguments(call, settings, hints_of_source(source, call))
         check_at_least(1, call, classes=classes, items_per_class=items_per_class)
         if not prefix:
-            raise InputError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
+            raise InputError(f"{call}(prefix={prefix!r}): the keys need a first part. Pass one, such as 'gap'.")
         evaluation = from_keywords(GeneralizationGapMonitor, {"metrics": METRICS, **settings}, GapOptions)
         _check_settings(evaluation, classes)
         self._better = _better_values([requested.key for requested in request_of(evaluation).reported])
-        # Both recalls of each k are evaluated, since a `GeneralizationGap` has both.
+        # A `GeneralizationGap` has both recalls of each k.
         self._settings = replace(evaluation, metrics=_both_recalls(request_of(evaluation).grouped_k))
         self._draw = ClassDraw(classes, items_per_class, evaluation.seed)
         self._items = BankItems(data_of_bank(bank, ("train",), call), call, self._draw)
@@ -142,7 +165,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
     # ----------------------------------------------------------------------------------------------------------------- when
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: forget the run before."""
+        """Begin a run: forget the previous run."""
         super().setup(trainer, pl_module, stage)
         self._items.begin()
         self._training_bank = self._collection.shared_bank(self._items)
@@ -159,7 +182,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         super().on_validation_epoch_start(trainer, pl_module)
 
     def _is_measured(self, trainer: Trainer) -> bool:
-        """Return whether this validation is measured; a test has nothing to compare with."""
+        """Return whether this validation is measured. A test is not."""
         return self._is_due and not trainer.testing
 
     # ----------------------------------------------------------------------------------------------------------- collecting
@@ -206,14 +229,14 @@ class GeneralizationGapMonitor(CollectingMonitor):
     def _values_of_set(
         self, trainer: Trainer, stage: str, measured_set: MeasuredSet, failed: Mapping[int, Exception]
     ) -> Mapping[str, float]:
-        """Return name -> value; without a gap all values except the share of time are NaN. *Collective*."""
+        """Return name -> value; without a gap only the share of time is not NaN. *Collective*."""
         values = super()._values_of_set(trainer, stage, measured_set, failed)
         if values is None:
             values = dict.fromkeys(self._names(), math.nan)
         return {**values, "share_of_time": self.schedule.watch.share}
 
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
-        """Return the gap of the validation set to the training items, with its recalls, by name. *Collective*."""
+        """Return the gap and its recalls, by name. *Collective*."""
         with self.schedule.watch.running():
             self.gap = self._gap(trainer)
             self._report_verdict(trainer, self.gap)
@@ -221,7 +244,7 @@ class GeneralizationGapMonitor(CollectingMonitor):
         return {name: metrics[name] for name in self._names() if name in metrics}
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
-        """Return the gap, the same in every process; an error of one process is raised in all. *Collective*."""
+        """Return the gap, the same in every process. *Collective*."""
         assert self._training_bank is not None
         training = self._training_bank.shard()
         [side] = self._sets(trainer)[0].sides
@@ -231,15 +254,15 @@ class GeneralizationGapMonitor(CollectingMonitor):
         return generalization_gap(self._evaluate(training), self._evaluate(validation))
 
     def _evaluate(self, shard: Shard) -> RetrievalReport:
-        """Return the report of the set, given one shard per process. *Collective*."""
+        """Return the report of a set, of which `shard` is this process's part. *Collective*."""
         share = Share(all_processes(), shard.places)
         with named(self._policy.owner, "evaluate_retrieval"):
             return evaluate_retrieval(shard.embeddings, shard.labels, share=share, **self._settings.arguments())
 
     def _report_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
-        """Log a sentence if the verdict has changed, and warn of classes of uneven size."""
+        """Log a sentence if the verdict has changed, and warn if one set has larger classes."""
         has_changed = gap.is_overfitting != self._was_overfitting
-        # The first verdict is only worth a message if it is overfitting.
+        # The first verdict is worth a message only if it is overfitting.
         if has_changed and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting
@@ -247,15 +270,15 @@ class GeneralizationGapMonitor(CollectingMonitor):
         fewer = min(training_items, validation_items)
         if max(training_items, validation_items) > UNEVEN * fewer:
             self._policy.warn(
-                f"{self.prefix}: training classes hold {training_items:.1f} items each, validation classes "
-                f"{validation_items:.1f}, and recall rises with the number of items per class. Pass "
+                f"{self.prefix}: training classes have {training_items:.1f} items each, validation classes "
+                f"{validation_items:.1f}. Recall rises with the number of items per class. Pass "
                 f"items_per_class={max(2, math.floor(fewer))} to make the sets comparable. (Shown once.)",
                 kind="uneven classes",
             )
 
 
 def _better_values(gaps: Sequence[str]) -> dict[str, Better]:
-    """Return the name of each logged value -> which of its values are better; `gaps` are names such as `recall@1`."""
+    """Return name of a logged value -> which values are better; `gaps` are names such as `recall@1`."""
     better: dict[str, Better] = {}
     for name in gaps:
         better |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), "lower")
@@ -281,16 +304,16 @@ def _check_settings(settings: RetrievalSettings, classes: int | None) -> None:
     keys = {requested.key for requested in request_of(settings).reported}
     if not ks or not keys <= set(_both_recalls(ks)):
         raise InputError(
-            f"{call}(metrics={settings.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
-            "it. Pass keys such as ('grouped_recall@1', 'recall@1')."
+            f"{call}(metrics={settings.metrics!r}): a gap needs Grouped Recall@k, and can have Recall@k of the same k. "
+            "Pass keys such as ('grouped_recall@1', 'recall@1')."
         )
     if classes_in_group is None:
         raise InputError(
-            f"{call}: label_groups={settings.label_groups!r} cannot hold the classes of both sets, which differ. Pass the "
-            "number of classes in a random group, such as 10."
+            f"{call}: label_groups={settings.label_groups!r} does not fit both sets, because their classes differ. Pass "
+            "the number of classes in a random group, such as 10."
         )
     if classes is not None and classes < 2 * classes_in_group:
         raise InputError(
             f"{call}: classes={classes} make fewer than two groups of label_groups={classes_in_group}, so the gap has no "
-            f"interval. Use classes >= {2 * classes_in_group} or a smaller label_groups."
+            f"interval. Pass classes >= {2 * classes_in_group} or a smaller label_groups."
         )

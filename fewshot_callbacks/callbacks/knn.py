@@ -1,4 +1,4 @@
-"""Classification by a vote of the nearest items, at the end of every validation and test."""
+"""kNN accuracy at the end of every validation and test."""
 
 from __future__ import annotations
 
@@ -22,44 +22,71 @@ from fewshot_callbacks.trainer.lightning import Trainer
 
 
 class KnnMonitor(BankMonitor):
-    """Logs how often the nearest items of a bank vote for the label of an item, such as `val/knn@20`.
+    """Logs the kNN accuracy of your embeddings: how often the nearest items of a bank vote for the right class.
 
-    `val/knn@20_top5` counts an item as right if its label is one of the five with the most votes. Votes are weighted by the
-    cosine; with other similarities they are equal. Values are in [0, 1]; larger is better.
+    By default it logs these keys, which are in [0, 1]; higher is better. A test logs them with `test/`.
 
-    Args:
-        k: Number of neighbours that vote, or several, each at least 1; see `knn_accuracy`.
-        bank: What votes: a data set, a loader or a stream with the transforms of an evaluation, or a function of the
-            Trainer that returns one. `train` is the result of `training_data_for_evaluation()` of the Trainer's data
-            module, which the data modules of this package have. The bank has the items that its loader gives, each once;
-            they are embedded once in each validation, after its first batch, for all monitors that compare with them.
-            `gallery` is the gallery of the set, without one the set itself. `self` is the set without the item itself.
-            With ids in the source no item votes for itself.
-        similarity: See `RetrievalSettings`.
-        confidence: Confidence level of the intervals in `reports`, in (0, 1).
-        memory_mb: Memory of the search, see `RetrievalSettings`. Each process holds all items that vote while they are
-            searched.
-        source: See `RetrievalMonitor`.
-        gallery: See there.
-        loaders: See there.
-        name: See there.
-        prog_bar: Show the first of the accuracies in the progress bar.
-        strict: Which errors end the run, see `RetrievalMonitor`.
+    - `val/knn@10`, `val/knn@20`: fraction of items for which the 10 or 20 nearest items vote for the right class
+    - `val/knn@10_top5`, `val/knn@20_top5`: fraction of items whose class is among the five classes with the most votes
 
-    Attributes:
-        reports: The latest `KnnReport` of each set, by the suffix of its keys (`""` for a single loader), after the
-            direction of two encoders.
-
-    Raises:
-        ValueError: If a number of neighbours is below 1, or `bank` is another word.
+    Votes are weighted by the cosine. With other similarities all votes have the same weight.
 
     Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> monitors = [KnnMonitor((10, 20), bank="self", source="encoder")]
-        >>> trainer = Trainer(callbacks=monitors, logger=False, accelerator="cpu")
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.tensor([[0.0], [2.0], [5.0], [6.0], [9.0], [11.0]])
+        >>> loader = DataLoader(TensorDataset(items, torch.tensor([0, 0, 0, 1, 1, 1])), batch_size=3)
+        >>> monitor = KnnMonitor(1, bank="self", source="encoder", similarity="euclidean")
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", **options)
+        >>> _ = trainer.validate(Model(), loader, verbose=False)
+        >>> round(trainer.callback_metrics["val/knn@1"].item(), 4)
+        0.6667
+
+    Args:
+        k: Number of neighbours that vote, or several numbers, each at least 1. See `knn_accuracy`.
+        bank: The items that vote: a data set, a loader or a stream with evaluation transforms, or a function of the
+            Trainer that returns one of them. `train` calls `training_data_for_evaluation()` of the Trainer's data
+            module, which the data modules of this package have. Bank items are embedded once in each validation, after
+            its first batch, for all monitors that use them. Each item counts once. `gallery` is the gallery of the set,
+            or the set itself if it has no gallery. `self` is the set without the item itself. If the source has ids, an
+            item never votes for itself.
+        similarity: How embeddings are compared: `cosine`, `dot`, `euclidean` or `hamming`. See `RetrievalSettings`.
+        confidence: Confidence level of the intervals in `reports`, in (0, 1).
+        memory_mb: Bound on the memory of the search, in MB; None is 512. In addition each process holds the whole bank.
+        source: Where embeddings come from: the name of a submodule, such as `"encoder"`, whose output is the embedding;
+            two keys of the mapping that the step returns (default `("embeddings", "labels")`); a function of (outputs,
+            batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also names labels and ids. Monitors
+            with equal sources share one copy of the embeddings.
+        gallery: Index or name of the loader with the gallery. If no loader has that name: an entry of the step's output
+            or of the batch, or a function of (outputs, batch), with a boolean for each item that is True for gallery
+            items.
+        loaders: Index or name of the loader that is measured, or several of them, such as `("retrieval",)` if the steps
+            of another loader give no embeddings. By default all loaders are measured. With only one measured loader,
+            its name is not part of the keys.
+        name: Part of the keys between the stage and the metric: `t2i` gives `val/t2i/knn@10`. Several monitors of this
+            kind in one Trainer need different names.
+        prog_bar: Show the first of the accuracies in the progress bar.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
+            possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values
+            are NaN. True: every error ends the run. False: none does.
+
+    Attributes:
+        reports: The latest `KnnReport` of each set. The key is `""` for a single loader, otherwise the end of its
+            logged keys; with two encoders it begins with their direction, such as `"image_to_text"`.
+
+    Raises:
+        ValueError: If a number of neighbours is below 1, or `bank` is an unknown word.
     """
 
-    _remedy_for_weights = " Or let the set vote itself, bank='self'."
+    _remedy_for_weights = " Or let the set vote itself: bank='self'."
 
     def __init__(
         self,
@@ -99,7 +126,7 @@ class KnnMonitor(BankMonitor):
         return self._accuracies
 
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
-        """Return the accuracies of the queries, by name. *Collective*."""
+        """Return name -> accuracy. *Collective*."""
         sides = measured_set.sides
         queries = self._shard(sides[0])
         bank = self._bank_shard(trainer, sides)
@@ -123,7 +150,7 @@ class KnnMonitor(BankMonitor):
         return report.values
 
     def _has_ids(self, sides: Sequence[Side], bank: Shard | None) -> bool:
-        """Return whether ids identify the item of the bank that is the query. *Collective*."""
+        """Return whether an id names the same item among the queries and in the bank. *Collective*."""
         if bank is None:
             return False
         if self._training_bank is None:

@@ -1,4 +1,4 @@
-"""`Monitor`: a question of your own to the embeddings of each validation and test."""
+"""`Monitor`: the base class of your own monitors."""
 
 from __future__ import annotations
 
@@ -29,69 +29,97 @@ from fewshot_callbacks.trainer.loaders import evaluation_loaders
 class EmbeddedSet:
     """A whole set: the items of all processes in the order of the data set, each once.
 
-    Nobody may keep its tensors: other monitors of the Trainer share them.
+    Do not keep its tensors after `measure`, because other monitors share them.
+
+    Attributes:
+        queries: Its items; with a gallery, the items that search it.
+        gallery: The items that are searched; None if each item is a query against all others.
+        stage: `val` or `test`.
+        suffix: End of the logged keys; empty for a single loader.
+        epoch: Epoch of the run.
     """
 
     queries: ItemSet
-    """its items; with a gallery those that search in it"""
     gallery: ItemSet | None
-    """the items that are searched; None where each item is a query against all others"""
     stage: str
-    """`val` or `test`"""
     suffix: str
-    """end of the keys of its values; empty for a single loader"""
     epoch: int
-    """epoch of the training"""
 
     @property
     def embeddings(self) -> Tensor:
-        """(items, dim) embeddings of the queries on the CPU, in the dtype of the model."""
+        """Embeddings of the queries, (items, dim), on the CPU, in the dtype of the model."""
         return self.queries.embeddings
 
     @property
     def labels(self) -> Sequence[Label]:
-        """The label of each query, an integer or a string; a tuple of columns where items have several labels."""
+        """Label of each query: an integer, a string, or a tuple of columns for several labels."""
         return self.queries.labels
 
     @property
     def ids(self) -> Sequence[int | str] | None:
-        """The id of each query; None if the source has no `ids`."""
+        """Id of each query; None if the source has no `ids`."""
         return self.queries.ids
 
 
 class Monitor(CollectingMonitor):
-    """Base of your own monitors: one question to the embeddings of each validation and test.
+    """Base class of your own monitors, which compute values from the embeddings of each validation and test.
 
-    Implement `measure`. It is only called on the first process, with the items of all processes, and its values are
-    sent to the others: every process logs the same, and checkpoints and early stopping may monitor them. Attributes
-    that it sets exist on the first process. `strict` decides how an error in it is handled. Monitors with equal sources
-    share one copy of the embeddings.
-
-    Args:
-        source: See `RetrievalMonitor`.
-        gallery: See there.
-        loaders: See there.
-        name: See there.
-        prog_bar: Show the first of the values in the progress bar.
-        strict: See `RetrievalMonitor`.
-
-    Raises:
-        ValueError: If the source is of no known form, or `name` is empty.
+    Implement `measure`. It runs only on the first process, with the items of all processes. All processes then log its
+    values, so checkpoints and early stopping can monitor them. Attributes that `measure` sets exist only on the first
+    process. Monitors with equal sources share one copy of the embeddings.
 
     Examples:
         >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
         >>> class MeanLength(Monitor):
         ...     names = ("mean_length",)
         ...     def measure(self, items):
         ...         return {"mean_length": items.embeddings.norm(dim=1).mean()}
-        >>> from lightning.pytorch import Trainer
-        >>> trainer = Trainer(callbacks=[MeanLength(source="encoder")], logger=False, accelerator="cpu")
+        >>> items = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
+        >>> loader = DataLoader(TensorDataset(items, torch.tensor([0, 1])), batch_size=2)
+        >>> monitor = MeanLength(source="encoder")
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", **options)
+        >>> _ = trainer.validate(Model(), loader, verbose=False)
+        >>> trainer.callback_metrics["val/mean_length"].item()
+        7.5
+
+    Args:
+        source: Where embeddings come from: the name of a submodule, such as `"encoder"`, whose output is the embedding;
+            two keys of the mapping that the step returns (default `("embeddings", "labels")`); a function of (outputs,
+            batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also names labels and ids. Monitors
+            with equal sources share one copy of the embeddings.
+        gallery: Index or name of the loader with the gallery. If no loader has that name: an entry of the step's output
+            or of the batch, or a function of (outputs, batch), with a boolean for each item that is True for gallery
+            items.
+        loaders: Index or name of the loader that is measured, or several of them, such as `("retrieval",)` if the steps
+            of another loader give no embeddings. By default all loaders are measured. With only one measured loader,
+            its name is not part of the keys.
+        name: Part of the keys between the stage and the value: `t2i` gives `val/t2i/mean_length`. Several monitors of
+            this kind in one Trainer need different names.
+        prog_bar: Show the first of the values in the progress bar.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
+            possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values
+            are NaN. True: every error ends the run. False: none does.
+
+    Attributes:
+        names: Names of the values. They are logged as NaN after an error, and checkpoints can monitor them before the
+            first success.
+        better: name -> `"higher"` or `"lower"`. A checkpoint with the wrong `mode` gives a warning.
+
+    Raises:
+        ValueError: If the source has an unknown form, or `name` is empty.
     """
 
     names: Sequence[str] = ()
-    """names of the values, known before the first success: they are NaN after an error, and checkpoints may wait for them"""
     better: Mapping[str, Better] = {}
-    """name -> `"higher"` or `"lower"`: a checkpoint whose mode says otherwise is a warning"""
 
     _takes_label_sets = True
     _takes_two_encoders = True
@@ -122,17 +150,17 @@ class Monitor(CollectingMonitor):
 
     @abstractmethod
     def measure(self, items: EmbeddedSet) -> Mapping[str, Any]:
-        """Return name -> value, a number or a tensor of one, for a set; only called on the first process."""
+        """Return name -> value, a number or a tensor with one element. Called only on the first process."""
 
     def _names(self) -> Sequence[str]:
         return self.names or self._latest_names
 
     def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
-        """Return the names that are known; none before the first success if the class declares none. *Collective*."""
+        """Return the declared names, or the names of the latest success. *Collective*."""
         return self.names or self._latest_names
 
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
-        """Call `measure` on the first process, and return its values. *Collective*."""
+        """Return the values of `measure`, which runs only on the first process. *Collective*."""
         loaders = list(evaluation_loaders(trainer).items())
         sides: list[ItemSet | None] = []
         for side in measured_set.sides:
@@ -154,7 +182,9 @@ class Monitor(CollectingMonitor):
         undefined = [name for name, value in result.items() if math.isnan(value)]
         if undefined:
             owner = self._policy.owner
-            note = f"{', '.join(undefined)} are NaN, as {owner}.measure returned them. To say why, raise a ValueError there."
+            note = (
+                f"{owner}.measure returned NaN for {', '.join(undefined)}. To give a reason, raise a ValueError there."
+            )
             self._tell([note], set_name)
         return result
 
@@ -173,7 +203,7 @@ class Monitor(CollectingMonitor):
         missing = [name for name in self.names if name not in values]
         if missing:
             raise InputError(
-                f"{owner}.measure returned no {missing[0]!r}, which its names declare. Return NaN where it is undefined."
+                f"{owner}.measure did not return {missing[0]!r}, one of its names. Return NaN if it is undefined."
             )
         numbers: dict[str, float] = {}
         for name, value in values.items():
@@ -181,7 +211,7 @@ class Monitor(CollectingMonitor):
                 numbers[str(name)] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise InputError(
-                    f"{owner}.measure returned {with_article(type(value).__name__)} for {name!r}, which is no single "
+                    f"{owner}.measure returned {with_article(type(value).__name__)} for {name!r}; expected a single "
                     f"number: {error}"
                 ) from error
         return numbers

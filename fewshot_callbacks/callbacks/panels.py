@@ -1,4 +1,4 @@
-"""Pictures of validation queries and of the items retrieved for them, in every logger."""
+"""Figures of validation queries with their nearest items, in every logger."""
 
 from __future__ import annotations
 
@@ -23,57 +23,75 @@ from fewshot_callbacks.report.findings import Model, confident_mistakes, worst_q
 from fewshot_callbacks.trainer.lightning import Trainer
 from fewshot_callbacks.trainer.loaders import sample_count
 
-# First part of the keys of a set, and the name of a loader.
+# (first part of the keys of a set, name of a loader)
 Source = tuple[str, str]
 
-# Largest number of queries with an irrelevant first neighbour among which the most confident mistakes are found.
+# The most confident mistakes are searched among at most this number of queries with an irrelevant first neighbour.
 SEARCHED_QUERIES = 2000
 # Largest number of images that are kept per loader: 49 MB, at three bytes per pixel.
 MAX_KEPT = 1000
 
 
 class RetrievalPanels(PictureCallback):
-    """Draws queries with their first neighbours: the worst, the most confident mistakes, and a fixed sample.
+    """Draws queries with their nearest items: the worst queries, the most confident mistakes, and a fixed sample.
 
-    After each evaluation of a `RetrievalMonitor`, it uses the monitor's report and embeddings and sends these figures
-    to every logger of the Trainer (`docs/callbacks/loggers.md`), at the same step as the metrics:
+    It needs a `RetrievalMonitor` in the same Trainer, and draws from its report and embeddings. It sends these figures
+    to every logger (`docs/callbacks/loggers.md`), at the same step as the metrics. Without a logger they are files in
+    `pictures/`.
 
-    - `val/worst_queries`: the queries with the lowest average precision, at most three of a class;
-    - `val/confident_mistakes`: the queries with the highest score of an irrelevant first neighbour, searched among at
-      most 2,000 such queries;
-    - `val/sample_queries`: a fixed sample, the same in every epoch, so that a logger's slider shows one query through
-      time.
+    - `val/worst_queries`: the queries with the lowest average precision, at most three of a class
+    - `val/confident_mistakes`: the queries whose irrelevant first neighbour has the highest score, searched among at
+      most 2,000 such queries
+    - `val/sample_queries`: a fixed sample, the same in every epoch, so that a logger's slider shows a query over time
 
     Images are read from the data set by index after the evaluation. If the data set has no index, or a sampler shuffles
-    it, images of a fixed sample of at most 1,000 items are kept from the batches instead, and the queries are chosen
-    among these. The model is not touched. Nothing is drawn in the sanity check, and an error never ends the run.
+    it, images of a fixed sample of at most 1,000 items are kept from the batches, and queries are chosen among them.
+    Nothing is drawn in the sanity check. An error never ends the run. Your module is not changed.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from fewshot_callbacks import RetrievalMonitor
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+        >>> loader = DataLoader(TensorDataset(items, torch.arange(12) // 3), batch_size=4)
+        >>> panels = RetrievalPanels(worst=1, mistakes=0, sample=1, k=2, images=lambda dataset, index: f"item {index}")
+        >>> callbacks = [RetrievalMonitor(source="encoder"), panels]
+        >>> from tempfile import TemporaryDirectory
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> with TemporaryDirectory() as folder:
+        ...     trainer = Trainer(callbacks=callbacks, accelerator="cpu", default_root_dir=folder, **options)
+        ...     _ = trainer.validate(Model(), loader, verbose=False)
+        ...     sorted(path.name for path in Path(folder, "pictures/val").iterdir())
+        ['sample_queries', 'worst_queries']
 
     Args:
         worst: Number of worst queries; 0 for none.
         mistakes: Number of most confident mistakes; 0 for none.
         sample: Number of queries in the fixed sample; 0 for none.
         k: Number of neighbours of each query, at least 1.
-        every_n_epochs: Draw at most in one of this number of epochs, beginning with the first.
-        images: A function of (data set, index) that returns an image (a tensor, an array or a Pillow image) or a text,
-            which is drawn as text; by default the first part of a sample, or its entry `image`, `images`, `img`,
-            `pixel_values` or `text`. For data sets without an index it is a function of (batch, place in the batch).
-        mean: Mean of the images' normalisation, which is undone for the pictures: one value, or one for each channel.
+        every_n_epochs: Draw in at most one of this number of epochs, beginning with the first.
+        images: A function of (data set, index) that returns an image (a tensor, an array or a Pillow image), or a text
+            that is drawn instead. By default the first part of a sample, or its entry `image`, `images`, `img`,
+            `pixel_values` or `text`. For a data set without an index, a function of (batch, place in the batch).
+        mean: Mean of the images' normalisation, which is undone for the figures: one value, or one for each channel.
         std: Standard deviation of that normalisation, in the same form.
-        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+        names: Names of the classes: a mapping from labels, or a list for the labels 0, 1, 2, ... By default the data
             set's attribute `classes`, or the labels themselves.
-        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
-            None never skips an epoch. The share is logged as `pictures/share_of_time`.
-        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
-            with a name; by default all.
+        max_share: Skip epochs until all pictures and reports together have taken at most this fraction of the run time,
+            in (0, 1). The first second never counts. None skips no epoch. `pictures/share_of_time` logs the fraction.
+        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a
+            `RetrievalMonitor` with a name. By default all sets.
 
     Raises:
         ValueError: If a setting is out of range.
-
-    Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> from fewshot_callbacks import RetrievalMonitor
-        >>> callbacks = [RetrievalMonitor(), RetrievalPanels(mean=0.5, std=0.5)]
-        >>> trainer = Trainer(callbacks=callbacks, logger=False, accelerator="cpu")
     """
 
     def __init__(
@@ -98,9 +116,9 @@ class RetrievalPanels(PictureCallback):
         self.mistakes = mistakes
         self.sample = sample
         self.k = k
-        # images that this process has kept of the batches of this validation
+        # images that this process has kept from the batches of this validation
         self._kept: dict[Source, KeptImages] = {}
-        # position -> image, of all processes; only filled on the first process, for loaders without an index
+        # position -> image, from all processes; only on the first process, for loaders without an index
         self._gathered: dict[Source, dict[int, Any]] = {}
         # item -> why its image could not be read, since the last figure
         self._failures: dict[str, Exception] = {}
@@ -110,8 +128,8 @@ class RetrievalPanels(PictureCallback):
     def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
         """Keep images of a batch that belong to the sample, if the data set has no index."""
         fact = (
-            "Images of a batch could not be kept, and are not shown. The items of this loader have no index, so that images "
-            "is a function of (batch, place in the batch)"
+            "Images of a batch could not be kept, and are not shown. The items of this loader have no index, so pass as "
+            "images a function of (batch, place in the batch)"
         )
         with self._policy.going_on("kept", fact):
             if (prefix, source) not in self._kept:
@@ -133,7 +151,7 @@ class RetrievalPanels(PictureCallback):
     # ------------------------------------------------------------------------------------------------------------- drawing
 
     def _picture(self, evaluated: EvaluatedSet, items: ItemSet) -> Callable[[int], Any] | None:
-        """Return a function of the index of an item that reads its image, or returns the image that was kept."""
+        """Return a function of the index of an item that returns its image."""
         kept = self._gathered.get((evaluated.prefix, items.source))
         positions = items.positions.tolist()
         read = super()._picture(evaluated, items) if kept is None else lambda index: kept.get(positions[index])
@@ -141,23 +159,23 @@ class RetrievalPanels(PictureCallback):
         def read_or_note(index: int) -> np.ndarray | str | None:
             try:
                 image = None if read is None else read(index)
-            except Exception as error:  # one unreadable image must not affect the others
+            except Exception as error:  # an unreadable image must not affect others
                 self._failures[f"item {positions[index]} of {items.source}"] = error
                 return None
             if isinstance(image, np.ndarray) and image.dtype == np.uint8:
-                # An image of a batch, see `ImageReader.of_batch`.
+                # an image from a batch, see `ImageReader.of_batch`
                 return image.astype(np.float32) / 255
             return image
 
         return read_or_note
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Choose the queries and find their neighbours; the figures are drawn when a logger needs them."""
+        """Return name -> figure. Queries are chosen now; figures are drawn when a logger needs them."""
         model = self._model(evaluated)
         report = evaluated.report
         positions = evaluated.queries.positions.numpy()
         chosen, titles = self._choose_queries(model, evaluated)
-        # Rows of the report are queries; with `max_queries` they are a sample of the items.
+        # The report has a row per evaluated query: with `max_queries` only a sample of the items.
         row_of_query = {query: row for row, query in enumerate(_evaluated_queries(report, len(positions)).tolist())}
 
         @functools.cache
@@ -181,7 +199,7 @@ class RetrievalPanels(PictureCallback):
         return {evaluated.key(name): functools.partial(draw, name) for name, queries in chosen.items() if queries}
 
     def _choose_queries(self, model: Model, evaluated: EvaluatedSet) -> tuple[dict[str, list[int]], dict[str, str]]:
-        """Return name of a figure -> indices of its queries, and name -> title."""
+        """Return name of a figure -> indices of its queries, and name of a figure -> title."""
         report = evaluated.report
         queries = _evaluated_queries(report, len(evaluated.queries.positions))
         positions = evaluated.queries.positions.numpy()[queries]
@@ -206,14 +224,14 @@ class RetrievalPanels(PictureCallback):
         return chosen, titles
 
     def _warn_of_unreadable_images(self) -> None:
-        """Warn of the images of this figure that could not be read."""
+        """Warn of images of this figure that could not be read."""
         if not self._failures:
             return
         (item, error), *others = self._failures.items()
-        remedy = "The run goes on without it."
+        remedy = "The run continues without it."
         if others:
-            remedy = f"Nor of {len(others)} more, such as {others[0][0]}."
-        with self._policy.going_on("image", f"no image of {item}", remedy):
+            remedy = f"{len(others)} more images could not be read, such as {others[0][0]}."
+        with self._policy.going_on("image", f"the image of {item} could not be read", remedy):
             raise error
         self._failures = {}
 
@@ -224,7 +242,7 @@ def _evaluated_queries(report: RetrievalReport, items: int) -> Int[np.ndarray, "
 
 
 def caption(report: RetrievalReport, row: int) -> str:
-    """Return average precision and first rank of the query in a row of a report, in words."""
+    """Return the average precision and the first rank of the query in a row of a report, in words."""
     precision = float(report.per_query["mAP"][row])
     if math.isnan(precision):
         return "no relevant item"
@@ -236,7 +254,7 @@ def caption(report: RetrievalReport, row: int) -> str:
 
 
 def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
-    """Hash positions: the items of the least hashes are a sample that is the same wherever and whenever it is drawn.
+    """Return a hash of each position. The items with the lowest hashes are a sample that is the same wherever it is drawn.
 
     The number of items need not be known, and the sample changes little when items are added. The hash is
     SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
@@ -246,8 +264,8 @@ def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
         >>> hashes.argsort()[:3]
         array([410, 821, 366])
     """
-    # The hash is modulo 2^64, so overflow is expected. Without the added 1 the hash of 0 would be 0, and the first item
-    # would always be in the sample.
+    # The hash is modulo 2^64, so it overflows. Without the added 1 the hash of 0 is 0, and the first item is always in the
+    # sample.
     with np.errstate(over="ignore"):
         value = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -256,19 +274,19 @@ def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
 
 
 class KeptImages:
-    """Keeps the images of a sample of one loader's items, if its data set has no index.
+    """Keeps the images of a sample of a loader's items, if its data set has no index.
 
     Args:
         loader: The loader.
-        reader: Reads images of a batch.
+        reader: Reads images from a batch.
     """
 
     def __init__(self, loader: Any, reader: ImageReader) -> None:
         self.loader = loader
         self.reader = reader
-        # whether images are read from the data set, so that none are kept
+        # whether images are read from the data set; then none are kept
         self.has_index = has_index(loader)
-        # position of an item in the pass of all processes -> its image or text
+        # position of an item in the pass of all processes over the data -> its image or text
         self.images: dict[int, np.ndarray | str] = {}
         self._batches = 0
 
@@ -282,7 +300,7 @@ class KeptImages:
         self._batches += 1
         if self.has_index and positions.stop == sample_count(self.loader, self._batches):
             return
-        # If the numbers differ, an item has several embeddings, or a sample contains several items.
+        # If the numbers differ, an item has several embeddings, or a sample has several items.
         self.has_index = False
         processes = all_processes()
         # A DistributedSampler deals items to the processes in turn.

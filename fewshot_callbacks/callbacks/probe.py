@@ -1,4 +1,4 @@
-"""A linear classifier, or a linear regression, on the embedding at the end of every validation and test."""
+"""A linear classifier or regression on the embedding, at the end of every validation and test."""
 
 from __future__ import annotations
 
@@ -19,50 +19,79 @@ from fewshot_callbacks.functional.retrieval import Share
 from fewshot_callbacks.settings import NoFile
 from fewshot_callbacks.trainer.lightning import Trainer
 
-# Beginnings of the names of values of a regression.
+# First parts of the names of regression values.
 REGRESSION = ("probe_r2", "probe_spearman")
 
 
 class ProbeMonitor(BankMonitor):
-    """Logs how well a linear classifier on the embedding does, as `val/probe`, or a linear regression, as `val/probe_r2`.
+    """Logs how well a linear classifier, or a linear regression, works on your embeddings.
 
-    The probe is fitted in closed form on a bank of labelled items, and evaluated on the validation set; see `linear_probe`.
-    Nothing is drawn at random and no step is iterated, so that values of two epochs only differ by the embedding.
+    The probe is fitted in closed form on a bank of labelled items, and evaluated on the validation set (see
+    `linear_probe`). It has no random part and no iterations, so two epochs differ only by the embedding. It logs these
+    keys, for which higher is better. A test logs them with `test/`.
 
-    Where labels name classes, `val/probe` is the accuracy, `val/probe_top5` counts an item as right if its class is among
-    the five with the highest scores (of more than five classes), and `val/probe_leave_one_out` is the accuracy of bank
-    items that are left out one by one. Labels that are floating-point numbers are the targets of a regression, with
-    `val/probe_r2`, `val/probe_spearman` and `val/probe_r2_leave_one_out`, means over the targets.
+    - `val/probe`: accuracy
+    - `val/probe_top5`: fraction of items whose class is among the five highest scores; only with more than five classes
+    - `val/probe_leave_one_out`: accuracy on the bank items, each predicted by a fit without it
 
-    Args:
-        bank: What the probe is fitted on: a data set, a loader or a stream with the transforms of an evaluation, or a
-            function of the Trainer that returns one. `train` is the result of `training_data_for_evaluation()` of the
-            Trainer's data module, which the data modules of this package have. The bank has the items that its loader
-            gives, each once; they are embedded once in each validation, after its first batch, for all monitors that
-            compare with them. `gallery` is the gallery of the set.
-        groups: Entries of the step's output or of the batch, such as `"patient"`, whose items resemble each other. The
-            strength of the penalty is then chosen by predictions of each group of the bank by the fit without it, which are
-            also logged, as `val/probe_leave_group_out`; intervals are over groups. A bank of training items finds them in
-            its batches.
-        strengths: Strengths of the penalty that are tried, see `linear_probe`.
-        confidence: Confidence level of the intervals in `reports`, in (0, 1).
-        source: See `RetrievalMonitor`.
-        gallery: See there.
-        loaders: See there.
-        name: See there.
-        prog_bar: Show the first of the values in the progress bar.
-        strict: Which errors end the run, see `RetrievalMonitor`.
-
-    Attributes:
-        reports: The latest `ProbeReport` of each set, by the suffix of its keys (`""` for a single loader), after the
-            direction of two encoders.
-
-    Raises:
-        ValueError: If `bank` is another word.
+    If the labels are floating-point numbers, they are regression targets. The keys are then `val/probe_r2`,
+    `val/probe_spearman` and `val/probe_r2_leave_one_out`, which are means over the targets.
 
     Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> trainer = Trainer(callbacks=[ProbeMonitor(source="encoder")], logger=False, accelerator="cpu")
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.tensor([[0.0], [2.0], [7.0], [8.0], [9.0], [11.0]])  # an item of class 0 is at 7
+        >>> loader = DataLoader(TensorDataset(items, torch.tensor([0, 0, 0, 1, 1, 1])), batch_size=3)
+        >>> bank = TensorDataset(torch.tensor([[-1.0], [1.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> monitor = ProbeMonitor(bank, source="encoder")
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", **options)
+        >>> _ = trainer.validate(Model(), loader, verbose=False)
+        >>> {key: round(value.item(), 4) for key, value in trainer.callback_metrics.items()}
+        {'val/probe': 0.8333, 'val/probe_leave_one_out': 1.0}
+
+    Args:
+        bank: The items that the probe is fitted on: a data set, a loader or a stream with evaluation transforms, or a
+            function of the Trainer that returns one of them. `train` calls `training_data_for_evaluation()` of the
+            Trainer's data module, which the data modules of this package have. Bank items are embedded once in each
+            validation, after its first batch, for all monitors that use them. Each item counts once. `gallery` is the
+            gallery of the set.
+        groups: Entries of the step's output or of the batch, such as `"patient"`, that name a group of similar items.
+            The strength of the penalty is then chosen by predicting each group of the bank with a fit without it. This
+            accuracy is logged as `val/probe_leave_group_out`, and intervals are over groups. Batches of the bank need
+            the same entries.
+        strengths: Strengths of the penalty that are tried. See `linear_probe`.
+        confidence: Confidence level of the intervals in `reports`, in (0, 1).
+        source: Where embeddings come from: the name of a submodule, such as `"encoder"`, whose output is the embedding;
+            two keys of the mapping that the step returns (default `("embeddings", "labels")`); a function of (outputs,
+            batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also names labels and ids. Monitors
+            with equal sources share one copy of the embeddings.
+        gallery: Index or name of the loader with the gallery. If no loader has that name: an entry of the step's output
+            or of the batch, or a function of (outputs, batch), with a boolean for each item that is True for gallery
+            items.
+        loaders: Index or name of the loader that is measured, or several of them, such as `("retrieval",)` if the steps
+            of another loader give no embeddings. By default all loaders are measured. With only one measured loader,
+            its name is not part of the keys.
+        name: Part of the keys between the stage and the metric: `t2i` gives `val/t2i/probe`. Several monitors of this
+            kind in one Trainer need different names.
+        prog_bar: Show the first of the values in the progress bar.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
+            possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values
+            are NaN. True: every error ends the run. False: none does.
+
+    Attributes:
+        reports: The latest `ProbeReport` of each set. The key is `""` for a single loader, otherwise the end of its
+            logged keys; with two encoders it begins with their direction, such as `"image_to_text"`.
+
+    Raises:
+        ValueError: If `bank` is an unknown word.
     """
 
     _better = dict.fromkeys(
@@ -107,11 +136,11 @@ class ProbeMonitor(BankMonitor):
         self.reports: dict[str, ProbeReport] = {}
 
     def _names(self) -> Sequence[str]:
-        # The first report shows whether labels are classes or targets; most are classes.
+        # Before the first report the kind of labels is unknown. Most are classes.
         return self._latest_names or ("probe", "probe_leave_one_out")
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Any]:
-        """Return all keys that a report may have: before the first report it is not known which."""
+        """Return all keys that a report may have; before the first report, its keys are unknown."""
         keys: dict[str, Any] = {}
         for direction, suffix, _ in self._sets(trainer):
             for name, better in self._better.items():
@@ -125,16 +154,15 @@ class ProbeMonitor(BankMonitor):
         super()._check(trainer)
         if self.bank == "gallery" and self.gallery is None and not self._collection.has_two_encoders:
             raise UsageError(
-                "ProbeMonitor(bank='gallery'): this set has no gallery. Pass gallery=..., or bank='train' with training "
-                "data."
+                "ProbeMonitor(bank='gallery'): this set has no gallery. Pass gallery=..., or training data as bank."
             )
         self._check_watched_keys(trainer)
 
     def _check_watched_keys(self, trainer: Trainer) -> None:
-        """Check that a watched value of a classifier, or of a regression, has labels of that kind.
+        """Check that the labels are of the kind that a monitored key needs: classes or regression targets.
 
         Raises:
-            UsageError: If not; the message names the existing key.
+            UsageError: If not. The message names the existing key.
         """
         if not self._collection.batches:
             return
@@ -148,18 +176,18 @@ class ProbeMonitor(BankMonitor):
                     for wanted in (name, "probe_r2" if has_targets else "probe")
                 )
                 fact = (
-                    "the labels are floating-point numbers, the targets of a regression"
+                    "the labels are floating-point numbers, which are regression targets"
                     if has_targets
                     else "the labels name classes"
                 )
                 fix = "Pass labels.long() if they name classes" if has_targets else "Pass labels.float() for targets"
                 raise UsageError(
-                    f"ProbeMonitor never logs {key}, for which a checkpoint, an early stopping or a scheduler waits, since "
-                    f"{fact}. {fix}, or let it wait for {other_key}."
+                    f"ProbeMonitor never logs {key}, because {fact}, but a checkpoint, early stopping or a scheduler "
+                    f"monitors it. {fix}, or monitor {other_key}."
                 )
 
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
-        """Return the values of the probe, by name. *Collective*."""
+        """Return name -> value. *Collective*."""
         sides = measured_set.sides
         bank = self._bank_shard(trainer, sides)
         assert bank is not None
@@ -184,15 +212,15 @@ class ProbeMonitor(BankMonitor):
         return report.values | self._undefined(trainer, measured_set, report)
 
     def _undefined(self, trainer: Trainer, measured_set: MeasuredSet, report: ProbeReport) -> dict[str, float]:
-        """Return NaN for each watched value that the report does not have, and warn of it once."""
+        """Return NaN for each monitored value that the report lacks, and warn of it once."""
         names = [name for name in self._awaited(trainer, measured_set, self._better) if name not in report.values]
         for name in names:
             key = self._key("val", measured_set.direction, name) + measured_set.suffix
             reason = "there are no groups" if name.endswith("group_out") else "there are at most five classes"
-            self._policy.warn(f"{key} is NaN, since {reason}. (Shown once.)", kind=key)
+            self._policy.warn(f"{key} is NaN, because {reason}. (Shown once.)", kind=key)
         return dict.fromkeys(names, math.nan)
 
 
 def _labels_or_targets(labels: Any) -> Any:
-    """Return labels as they are, and the targets of a regression as a tensor, as `linear_probe` takes both."""
+    """Return labels unchanged, and regression targets as the tensor that `linear_probe` takes."""
     return labels.values if labels.are_targets else labels

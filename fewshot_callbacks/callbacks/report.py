@@ -1,4 +1,4 @@
-"""Writes an HTML report of each evaluated set, in a fit or a test."""
+"""An HTML report of each evaluated set, in a fit or a test."""
 
 from __future__ import annotations
 
@@ -24,41 +24,59 @@ from fewshot_callbacks.trainer.logs import run_folder
 
 
 class ReportWriter(PictureCallback):
-    """Writes each set that a `RetrievalMonitor` has evaluated as one HTML file, as `fewshot report` does.
+    """Writes each set that a `RetrievalMonitor` has evaluated to one HTML file, as `fewshot report` does.
 
-    The file holds the metrics, an adjustable threshold, the weakest classes, failed queries, suspects and near
-    duplicates; see docs/evaluate/report.md. Pictures are read from the data set if item i of the loader is its item i;
-    otherwise there are none. With several processes, the embeddings are gathered and the first process writes. Multi-label
-    targets and an evaluation with `max_queries` get a warning instead of a report. Nothing is written in the sanity
-    check, and an error never ends the run.
+    It needs a `RetrievalMonitor` in the same Trainer. The file contains the metrics, an adjustable threshold, the
+    weakest classes, failed queries, suspects and near duplicates (docs/evaluate/report.md). Pictures are read from the
+    data set if item i of the loader is item i of the data set; otherwise there are none. The first process gathers all
+    embeddings and writes. Items with several labels, and an evaluation with `max_queries`, give a warning instead of a
+    report. Nothing is written in the sanity check. An error never ends the run.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from fewshot_callbacks import RetrievalMonitor
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+        >>> loader = DataLoader(TensorDataset(items, torch.arange(12) // 3), batch_size=4)
+        >>> writer = ReportWriter("report-{epoch}.html", images=lambda dataset, index: f"item {index}")
+        >>> callbacks = [RetrievalMonitor(source="encoder"), writer]
+        >>> from tempfile import TemporaryDirectory
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> with TemporaryDirectory() as folder:
+        ...     trainer = Trainer(callbacks=callbacks, accelerator="cpu", default_root_dir=folder, **options)
+        ...     _ = trainer.validate(Model(), loader, verbose=False)
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['report-0.html']
 
     Args:
-        path: Path of the file; {epoch}, {step}, {prefix} and {suffix} (of the metrics' keys) are filled in. A relative
-            path starts from the folder of the first logger, or else from the Trainer's `default_root_dir`, which may be in a
-            bucket (s3://...), where a file that is no report is left and no report is written. Without
-            {epoch}, each evaluation replaces the report of the one before. A file that is no report is left as it is: the
-            report has the next name, such as `report-2.html`, with a warning.
-        images: A function of (data set, index) that returns an image, or a text; by default the first part of a sample, or
-            its entry `image`.
+        path: Path of the file, in which {epoch}, {step}, {prefix} and {suffix} (of the metrics' keys) are filled in. A
+            relative path starts from the folder of the first logger, or without one from the Trainer's
+            `default_root_dir`. Without {epoch}, each evaluation replaces the previous report. A file that is not a
+            report is left unchanged: the report then gets the next free name, such as `report-2.html`, with a warning.
+            In a bucket (s3://...) it is then not written.
+        images: A function of (data set, index) that returns an image or a text. By default the first part of a sample,
+            or its entry `image`.
         mean: Mean of the images' normalisation, which is undone: one value, or one for each channel.
         std: Standard deviation of that normalisation, in the same form.
-        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
-            set's attribute `classes`.
-        every_n_epochs: Write at most in one of this number of epochs, beginning with the first.
-        max_share: Skip epochs until all pictures and reports together have taken at most this share of the run time, in
-            (0, 1); None never skips an epoch. None is skipped before they have taken a second.
-        prefix: Write only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
-            with a name; by default all.
-        settings: Size and content of the report; see `ReportSettings`.
+        names: Names of the classes: a mapping from labels, or a list for the labels 0, 1, 2, ... By default the data
+            set's attribute `classes`, or the labels themselves.
+        every_n_epochs: Write in at most one of this number of epochs, beginning with the first.
+        max_share: Skip epochs until all pictures and reports together have taken at most this fraction of the run time,
+            in (0, 1). The first second never counts. None skips no epoch. `pictures/share_of_time` logs the fraction.
+        prefix: Write only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a
+            `RetrievalMonitor` with a name. By default all sets.
+        settings: Size and content of the report. See `ReportSettings`.
 
     Raises:
         ValueError: If a setting is out of range.
-
-    Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> from fewshot_callbacks import RetrievalMonitor
-        >>> callbacks = [RetrievalMonitor(), ReportWriter("report-{epoch}.html")]
-        >>> trainer = Trainer(callbacks=callbacks, logger=False, accelerator="cpu")
     """
 
     _shows_in_loggers = False
@@ -87,7 +105,7 @@ class ReportWriter(PictureCallback):
             UsageError: If there is no `RetrievalMonitor` to show, or the path cannot be filled in.
         """
         super().setup(trainer, pl_module, stage)
-        # A wrong field ends the run here; after the first epoch it would only be a warning.
+        # After the first epoch, a wrong field would only be a warning.
         try:
             self.path.format(epoch=0, step=0, prefix="", suffix="")
         except (KeyError, IndexError, ValueError) as error:
@@ -100,9 +118,9 @@ class ReportWriter(PictureCallback):
         """Write the report, and return no figure for the loggers."""
         report = evaluated.report
         if not report.classes:
-            raise InputError("a report shows items with one label each, and these have several")
+            raise InputError("a report needs one label per item, but these items have several")
         model = self._model(evaluated)
-        # Slashes in prefix or suffix would name other folders.
+        # Slashes in prefix or suffix would make folders.
         file = self.path.format(
             epoch=evaluated.epoch,
             step=trainer.global_step,
@@ -135,12 +153,12 @@ class ReportWriter(PictureCallback):
         )
 
     def _replaceable_path(self, path: Path) -> Path:
-        """Return `path`, or the next free name in its folder if it is a file that is not a report."""
+        """Return `path`, or the next free name if `path` is a file that is not a report."""
         if not path.is_file():
-            # `write_report` raises if it is a folder.
+            # `write_report` raises an error for a folder.
             return path
         free = free_path(path, is_report)
         if free != path:
-            fact = f"ReportWriter: {path} is no report of this package and is left as it is."
-            self._policy.warn(f"{fact} The report is {free.name} beside it.", kind=str(path))
+            fact = f"ReportWriter: {path} is not a report of this package and is left unchanged."
+            self._policy.warn(f"{fact} The report is {free.name} in the same folder.", kind=str(path))
         return free

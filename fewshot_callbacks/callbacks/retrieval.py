@@ -42,7 +42,7 @@ from fewshot_callbacks.functional.retrieval.slices import SlicesError
 from fewshot_callbacks.settings import NoFile, RetrievalOptions, plain_list, refuse_other_arguments, takes
 from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 
-# Name of the number of queries without a match, which is logged with the metrics once there are any.
+# Name of the number of queries without a match. It is logged from the first such query on.
 UNMATCHED = "queries_without_match"
 # Arguments of `evaluate_retrieval`.
 GROUPS = ("query_groups", "gallery_groups")
@@ -53,7 +53,7 @@ _GALLERY_HINT = "gallery=1, the index or the name of the loader, or gallery='is_
 
 
 def _hints(source: Any) -> dict[str, Callable[[Any], str]]:
-    """Return argument of `evaluate_retrieval` -> a function of its value that describes where a monitor finds it."""
+    """Return argument of `evaluate_retrieval` -> a function of its value: what to pass to a monitor instead."""
     of_source = hints_of_source(source, "RetrievalMonitor")
     return {
         **dict.fromkeys(GROUPS, _groups_hint),
@@ -67,36 +67,36 @@ def _hints(source: Any) -> dict[str, Callable[[Any], str]]:
 
 
 def _groups_hint(groups: Any) -> str:
-    """Return where a monitor finds groups."""
+    """Return what to pass for groups."""
     entries = groups if is_entry(groups) else ("person", "camera")
-    return f"groups={as_code(entries)}, entries of the batch or of the step's output, all of which a group shares"
+    return f"groups={as_code(entries)}, entries of the batch or of the step's output that all items of a group share"
 
 
 def _source_hint(value: Any) -> str:
-    """Return where a monitor finds embeddings."""
+    """Return what to pass for embeddings."""
     name = value if isinstance(value, str) else "encoder"
     return f"source={name!r}, a submodule, or source=('embeddings', 'labels'), keys of the step's output"
 
 
 def _refuse_groups_of_classes(groups: Any) -> None:
-    """Refuse lists of classes, which are the groups of Grouped Recall, where entries of a batch are expected."""
+    """Refuse lists of classes as `groups`: they are for Grouped Recall."""
     if isinstance(groups, list | tuple) and any(isinstance(entry, list | tuple) for entry in groups):
         raise InputError(
-            f"RetrievalMonitor(groups={groups!r}): lists name no entry of a batch. Write {_groups_hint(None)}. Groups of "
-            "classes for Grouped Recall are label_groups=[[0, 1, 2], [3, 4, 5]]."
+            f"RetrievalMonitor(groups={groups!r}): a list does not name a batch entry. Write {_groups_hint(None)}. "
+            "To group classes for Grouped Recall, pass label_groups=[[0, 1, 2], [3, 4, 5]]."
         )
 
 
 def _columns_of_slices(slices: Any) -> dict[str, Column]:
-    """Return attribute -> where its values are."""
+    """Return attribute -> the column with its values."""
     if slices is None:
         return {}
     slices = plain_list(slices)
     entries = slices if isinstance(slices, Mapping) else {name: name for name in several(slices)}
     if not all(isinstance(name, str) for name in entries):
         raise InputError(
-            f"RetrievalMonitor(slices={slices!r}): an attribute needs a name. Pass names of entries, such as ('camera',), "
-            "or {'camera': 2} for a position in the batch."
+            f"RetrievalMonitor(slices={slices!r}): an attribute needs a name. Pass names of entries, such as "
+            "('camera',), or {'camera': 2} for a position in the batch."
         )
     return {name: Column(SLICES, entry) for name, entry in entries.items()}
 
@@ -107,7 +107,7 @@ def _sliced_metric(metrics: Sequence[RequestedMetric]) -> RequestedMetric:
         if requested.metric.is_of_queries:
             return requested
     raise InputError(
-        "RetrievalMonitor(slices=...) needs a metric that has a value for each query, such as mAP. Add it to metrics."
+        "RetrievalMonitor(slices=...) needs a metric with a value for each query. Add one to metrics, such as mAP."
     )
 
 
@@ -118,97 +118,116 @@ def _name_of_worst(requested: RequestedMetric, attribute: str) -> str:
 
 @takes(RetrievalOptions)
 class RetrievalMonitor(CollectingMonitor):
-    """Logs mAP, Recall@K, precision, recall, F1, recall at fixed precision and Grouped Recall@K of an embedding.
+    """Logs mAP, Recall@K, F1 and other exact retrieval metrics of your embeddings after each validation and test.
 
-    During validation and test, the embeddings of each step are copied to the CPU. At the end they are evaluated exactly
-    over all pairs, in tiles under a memory budget, and then dropped. The values are logged before `ModelCheckpoint` and
-    `EarlyStopping` read them, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/pair_f1`,
-    `val/recall@precision0.95` and so on (`test/...` in a test). Metrics are in [0, 1]; larger is better. Queries
-    without a relevant item are left out of the means, and counted in `val/queries_without_match` once there are any. If
-    a set cannot be evaluated, a warning gives the reason and its values are NaN. The model is not touched. Nothing is
-    evaluated in the sanity check.
+    By default it logs these keys. A test logs them with `test/`.
 
-    Queries and gallery can be given in four ways:
+    - `val/mAP`: mean average precision, which shows how early all relevant items are found
+    - `val/map@r`: the same for the first R ranks, where R is the number of relevant items
+    - `val/r_precision`: fraction of the first R items that are relevant
+    - `val/mrr`: mean of 1 / rank of the first relevant item
+    - `val/recall@1`, `val/recall@5`, `val/recall@10`: fraction of queries with a relevant item among the first 1, 5 or
+      10
+    - `val/grouped_recall@1`: Recall@1 in a search among 10 classes at a time; it needs 20 classes
+    - `val/pair_precision`, `val/pair_recall`, `val/pair_f1`: precision, recall and F1 of "same class or not" over all
+      pairs
+    - `val/pair_threshold`: score with the best F1
+    - `val/recall@precision0.95`: fraction of same-class pairs that you can accept at a precision of 95 %
 
-    - one loader: each item is a query against all others (leave-one-out). Several loaders are evaluated separately, and
-      the keys of each end in its name or index: `val/mAP/dataloader_idx_1`;
-    - two loaders: `gallery=1` (or its name) is the gallery, and every other loader is a set of queries;
-    - a flag in the batch: `gallery="is_gallery"`, a boolean for each item;
-    - two encoders: `source=("image_embeds", "text_embeds")`, two keys of the step's output that both contain
-      embeddings. Each side is searched with the other, and logged as `val/image_to_text/recall@1` and
-      `val/text_to_image/recall@1`. Row i of both belong together, unless `labels` matches rows: one entry, or one for
-      each side where an image has several texts.
+    All values except the threshold are in [0, 1], and higher is better. Queries without a relevant item are left out of
+    the means, and `val/queries_without_match` counts them. If a set cannot be evaluated, its values are NaN and a
+    warning gives the reason. Every process logs the same values, before `ModelCheckpoint` and `EarlyStopping` read
+    them. Nothing is evaluated in the sanity check. Your module is not changed.
 
-    Labels of shape (items, labels) with zeros and ones are several labels for each item: a candidate is relevant if it
-    shares one. By default the metrics that `evaluate_retrieval` reports of a relevance are then logged (`val/mAP`,
-    `val/recall@1`, `val/ndcg@10` and so on). Metrics that need one class for each item are then refused.
+    Examples:
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.tensor([[0.0], [2.0], [5.0], [6.0], [9.0], [11.0]])
+        >>> loader = DataLoader(TensorDataset(items, torch.tensor([0, 0, 0, 1, 1, 1])), batch_size=3)
+        >>> monitor = RetrievalMonitor(source="encoder", metrics=("mAP", "recall@1"), similarity="euclidean")
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", **options)
+        >>> _ = trainer.validate(Model(), loader, verbose=False)
+        >>> {key: round(value.item(), 4) for key, value in trainer.callback_metrics.items()}
+        {'val/mAP': 0.8333, 'val/recall@1': 0.6667}
 
-    One validation runs in this order:
+    You can give queries and gallery in four ways:
 
-    1. `on_validation_epoch_start` begins a new set, and the callbacks that draw decide whether they will;
-    2. `on_validation_batch_start` keeps what the submodule returns from now on, if embeddings come from one;
-    3. `on_validation_batch_end` reads embeddings and labels, once for all monitors with an equal source, and appends them
-       to the store of their side, which is a loader and an encoder;
-    4. `on_validation_epoch_end` exchanges the errors of all ranks, and for each set
-    5. joins its batches to this rank's part and drops them, evaluates it together with the other ranks,
-    6. logs the values, so that checkpoints and early stopping read the same values on every rank,
-    7. hands the whole set on the first rank to the callbacks that draw it, and drops it;
-    8. `on_validation_end`: the pictures forget what they had kept of the batches.
+    - One loader: each item searches all other items. Several loaders are evaluated separately, and their keys end in
+      the name or index of the loader: `val/mAP/dataloader_idx_1`.
+    - Two loaders: `gallery=1`, or a name, makes one loader the gallery. All other loaders have queries.
+    - A flag: `gallery="is_gallery"` reads a boolean per item from the batch. True means that the item is in the
+      gallery.
+    - Two encoders: `source=("image_embeds", "text_embeds")` names two keys of the step's output. Each side searches the
+      other: `val/image_to_text/recall@1`, `val/text_to_image/recall@1`. Row i of one side matches row i of the other,
+      unless `labels` of an `EmbeddingSource` matches rows: one entry, or one per side if an image has several texts.
+
+    If each item has several labels, pass them as zeros and ones of shape (items, labels). An item is relevant if it
+    shares a label with the query. The default keys are then the metrics that do not need one class per item, such as
+    `val/mAP`, `val/recall@1` and `val/ndcg@10`. Other metrics are refused.
+
+    The arguments, by purpose:
+
+    - what is evaluated: `source`, `gallery`, `loaders`, `groups`, `max_queries`
+    - what is logged: `metrics`, `slices`, `compare`, `dims`, `codes`, `name`, `prog_bar`
+    - how it is computed: `similarity`, `ties`, `threshold`, `threshold_bounds`, `label_groups`, `seed`, `confidence`
+    - limits: `memory_mb`, `device`, `strict`
 
     Args:
-        source: Where embeddings come from: two keys of the mapping that the step returns (default
-            `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also says where the labels
-            and the ids of items are, what to do if the steps give no embeddings, and where large sets are kept. Monitors
+        source: Where embeddings come from: the name of a submodule, such as `"encoder"`, whose output is the embedding;
+            two keys of the mapping that the step returns (default `("embeddings", "labels")`); a function of (outputs,
+            batch) that returns (embeddings, labels); or an `EmbeddingSource`, which also names labels and ids. Monitors
             with equal sources share one copy of the embeddings.
-        gallery: Index or name of the loader that holds the gallery; or, if no loader has that name, an entry of the step's
-            output or of the batch, or a function of (outputs, batch), with a boolean for each item: whether it is of the
-            gallery.
-        loaders: Index or name of the loader that is measured, or several, such as `("retrieval",)` where the steps of
-            another loader give no embeddings. By default all are measured. A gallery need not be named here. The keys of a
-            single set have no ending.
+        gallery: Index or name of the loader with the gallery. If no loader has that name: an entry of the step's output
+            or of the batch, or a function of (outputs, batch), with a boolean for each item that is True for gallery
+            items.
+        loaders: Index or name of the loader that is measured, or several of them, such as `("retrieval",)` if the steps
+            of another loader give no embeddings. By default all loaders are measured. You need not name a gallery here.
+            With only one measured loader, its name is not part of the keys.
         groups: Entries of the step's output or of the batch, such as `("person", "camera")`, or positions in the batch,
-            such as `(1, 2)`: a candidate that equals the query in all of them is ignored, neither hit nor miss. They make
-            the `query_groups` and `gallery_groups` of `evaluate_retrieval`.
-        slices: Entries of the step's output or of the batch, such as `("camera", "light")`, each an attribute with an
-            integer or a word for each item; or attribute -> entry, such as `{"camera": 2}` for a position in the batch. They
-            make the `slices` of `evaluate_retrieval`. The first of `metrics` that has a value for each query is logged for
-            the worst slice, as `val/mAP_worst_camera`. `report.of_slices("camera")` has all slices. An attribute with too
-            many values, or without values in some batch, is left out with a warning, and its worst value is NaN.
-        name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
-            monitors in one Trainer need different names; one of them may have none.
-        dims: Numbers of dimensions, such as `(64, 256)`: the first of `metrics`, and `recall@1` if it is one of them, are
-            also logged of embeddings that are truncated to so many dimensions, as `val/dims64/mAP`. See `compression_costs`.
-        codes: `int8`, `binary` or both: the same of embeddings that are stored as codes, `val/int8/mAP`, and of truncated
-            ones, `val/dims64_int8/mAP`.
-        compare: Say after each validation whether it is better than a reference beyond chance. `best`: the reference is the
-            last validation that was itself better beyond chance, at first the first one. `first`: the first validation of
-            the training. A `RetrievalReport`, or the path of a saved one: that evaluation, of the same queries. The first
-            of `metrics` that has a value for each query gives `val/mAP_gain`, its interval `val/mAP_gain_low` and
-            `val/mAP_gain_high`, and `val/mAP_reference`. A line above the progress bar and the report say it as a sentence.
-            The first validation logs a gain of 0. Checkpoints and early stopping should monitor `val/mAP`. An interval
-            speaks of other classes of this kind, not of another seed.
+            such as `(1, 2)`. A candidate that equals the query in all of them is ignored: it is neither a hit nor a
+            miss.
+        slices: Entries of the step's output or of the batch, such as `("camera", "light")`, or name -> entry, such as
+            `{"camera": 2}` for a position in the batch. Each is an attribute with an integer or a string for each item.
+            `val/mAP_worst_camera` is the value of the worst camera, for the first of `metrics` that has a value for
+            each query. `report.of_slices("camera")` lists all of them. An attribute with too many values, or with
+            missing values, is left out with a warning, and its worst value is NaN.
+        name: Part of the keys between the stage and the metric: `t2i` gives `val/t2i/mAP` and `test/t2i/mAP`. Several
+            monitors in one Trainer need different names; one of them may have no name.
+        dims: Numbers of dimensions, such as `(64, 256)`. The first of `metrics`, and `recall@1` if you ask for it, are
+            also logged for embeddings truncated to these numbers of dimensions, as `val/dims64/mAP`. See
+            `compression_costs`.
+        codes: `int8`, `binary` or both. The same metrics are logged for embeddings stored as such codes, as
+            `val/int8/mAP`, and with `dims` for truncated codes, as `val/dims64_int8/mAP`.
+        compare: Tests after each validation whether it is significantly better than a reference. `best`: the last
+            validation that was itself significantly better, at first the first one. `first`: the first validation of
+            the run. A `RetrievalReport`, or the path of a saved one: that evaluation, which must have the same queries.
+            The first of `metrics` that has a value for each query gives `val/mAP_gain`, its interval `val/mAP_gain_low`
+            and `val/mAP_gain_high`, and `val/mAP_reference`. The first validation logs a gain of 0. A line above the
+            progress bar and the report state the result. Let checkpoints and early stopping monitor `val/mAP`. The
+            interval covers other classes of this kind, but not another training seed.
         prog_bar: Show the first of the metrics in the progress bar.
-        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
-            such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
-            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
-            does.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, if
+            possible in the sanity check. Any other error, such as NaN in one batch, becomes a warning, and the values
+            are NaN. True: every error ends the run. False: none does.
         **settings: See `RetrievalSettings`.
 
     Attributes:
-        reports: The latest report of each set, by the suffix of its keys (`""` for a single loader), after the direction of
-            two encoders (`"image_to_text"`); empty before the first evaluation.
-        compression: The latest compression report of each set, by the same names: what `dims` and `codes` lose, with
+        reports: The latest report of each set. The key is `""` for a single loader, otherwise the end of its logged
+            keys; with two encoders it begins with their direction, such as `"image_to_text"`. Empty before the first
+            evaluation.
+        compression: The latest compression report of each set, under the same keys: what `dims` and `codes` cost, with
             intervals. Empty without them.
 
     Raises:
         ValueError: If a setting is unknown or out of range, or `name` is empty.
-
-    Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> from lightning.pytorch.callbacks import ModelCheckpoint
-        >>> best = ModelCheckpoint(monitor="val/mAP", mode="max")
-        >>> trainer = Trainer(callbacks=[RetrievalMonitor(), best], logger=False, accelerator="cpu")
     """
 
     _takes_label_sets = True
@@ -256,26 +275,26 @@ class RetrievalMonitor(CollectingMonitor):
 
     @property
     def report(self) -> RetrievalReport | None:
-        """The latest report, if there is a single set; for several sets see `reports`."""
+        """The latest report of a single set; None before the first evaluation. With several sets, see `reports`."""
         return next(iter(self.reports.values())) if len(self.reports) == 1 else None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run: forget the run before."""
         # keys of metrics that the latest report of their set did not have
         self._undefined_keys: set[str] = set()
-        # logged keys of numbers of queries without a match: there have been such queries, or the key is watched
+        # keys that count queries without a match: there was such a query, or something monitors the key
         self._unmatched_keys: set[str] = set()
         if self._gains is not None and stage == "fit":
             self._gains.begin()
         super().setup(trainer, pl_module, stage)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add what the next validations are compared with to a checkpoint."""
+        """Save the references of `compare` in a checkpoint."""
         if self._gains is not None and (state := self._gains.state()):
             checkpoint.setdefault(CHECKPOINT_ENTRY, {})[self._prefix("val")] = state
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Continue with what a checkpoint says."""
+        """Continue with the references in a checkpoint."""
         state = checkpoint.get(CHECKPOINT_ENTRY, {}).get(self._prefix("val"))
         if self._gains is None or not state or trainer.state.fn != "fit":
             return
@@ -310,14 +329,14 @@ class RetrievalMonitor(CollectingMonitor):
             raise UsageError(str(error)) from error
 
     def _metrics(self) -> Sequence[RequestedMetric]:
-        """Return the metrics, with or without a result."""
+        """Return the metrics that are reported, known before the first result."""
         settings = self._settings
         if self._has_label_sets:
             settings = without_classes(self._policy.owner, settings)
         return request_of(settings).reported
 
     def _better_of_names(self) -> dict[str, Better]:
-        """Return name -> which values are better, with or without a result, for metrics and their compressed forms."""
+        """Return name -> which values are better, for metrics and their compressed forms."""
         metrics = self._metrics()
         better: dict[str, Better] = {requested.key: requested.metric.better for requested in metrics}
         if self._gains is not None:
@@ -333,7 +352,7 @@ class RetrievalMonitor(CollectingMonitor):
         return list(self._better_of_names())
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        """Evaluate the sets one after the other. *Collective*."""
+        """Evaluate each set. *Collective*."""
         self.reports = {}
         self.compression = {}
         super()._measure(trainer, pl_module, stage, failed)
@@ -346,7 +365,7 @@ class RetrievalMonitor(CollectingMonitor):
         with evaluation_progress(trainer, f"Retrieval of {set_name}") as progress:
             report = self._evaluated(set_name, measured_set, arguments, progress)
         values = report.metrics() | self._worst_values(report)
-        # Only validations of a training are compared with each other. A saved report is compared with any evaluation.
+        # Only validations of a fit are compared with each other. A saved report is compared with any evaluation.
         if self._gains is not None and (trainer.state.fn == "fit" or not self._gains.is_of_training):
             gain = self._gain(trainer, self._gains, name, set_name, report)
             report = replace(report, gain=gain)
@@ -366,19 +385,19 @@ class RetrievalMonitor(CollectingMonitor):
         arguments: dict[str, Any],
         progress: Callable[[int, int], None],
     ) -> RetrievalReport:
-        """Return the report of a set; an attribute that cannot be sliced is left out of the arguments. *Collective*."""
+        """Return the report of a set, without attributes that cannot be sliced. *Collective*."""
         while True:
             try:
                 with named(self._policy.owner, "evaluate_retrieval"):
                     return evaluate_retrieval(**arguments, progress=progress, **self._settings.arguments())
             except SlicesError as error:
-                # Every process has the same error, before anything is compared.
+                # All processes get this error together, so all of them evaluate again.
                 if error.attribute is None:
                     raise
                 self._leave_out(set_name, measured_set, arguments["slices"], error.attribute, error)
 
     def _leave_out_unread(self, set_name: str, measured_set: MeasuredSet, slices: dict[str, Any]) -> None:
-        """Leave out the attributes that a batch of some process lacked, although earlier batches had them. *Collective*."""
+        """Leave out the attributes that some batch of some process lacked. *Collective*."""
         if not slices:
             return
         failures = gather_errors(self._collection.failures_of_attributes(self._member))
@@ -390,12 +409,12 @@ class RetrievalMonitor(CollectingMonitor):
     def _leave_out(
         self, set_name: str, measured_set: MeasuredSet, slices: dict[str, Any], attribute: str, error: Exception
     ) -> None:
-        """Leave out an attribute, and warn of the error, or raise it in a strict monitor."""
+        """Leave out an attribute, and warn of the error, or raise it if `strict` is True."""
         del slices[attribute]
         name = _name_of_worst(_sliced_metric(self._metrics()), attribute)
         suffix = measured_set.suffix
         consequence = f"{set_name.removesuffix(suffix)}/{name}{suffix} is NaN; the other values are not affected."
-        # A usage error would end the run, and with it lose the metrics that do not need the attribute.
+        # A usage error would end the run, although the other metrics do not need the attribute.
         self._policy.handle(InputError(str(error)), consequence)
 
     def _worst_values(self, report: RetrievalReport) -> dict[str, float]:
@@ -411,7 +430,7 @@ class RetrievalMonitor(CollectingMonitor):
         return values
 
     def _gain(self, trainer: Trainer, gains: Gains, name: str, set_name: str, report: RetrievalReport) -> Gain | None:
-        """Return the gain of a set, the same in every process: all have the same reports. None without a comparison."""
+        """Return the gain of a set, the same in every process; None if the reference has other queries."""
         gain, warning = gains.compare(name, gains.metric(self._metrics()), report)
         if warning is not None:
             self._policy.warn(f"{set_name}: {warning} (Shown once.)", kind="gain")
@@ -420,15 +439,14 @@ class RetrievalMonitor(CollectingMonitor):
         return gain
 
     def _after_set(self, trainer: Trainer, stage: str, measured_set: MeasuredSet, has_values: bool) -> None:
-        """Hand an evaluated set to the callbacks that draw. *Collective*."""
+        """Pass an evaluated set to the callbacks that draw. *Collective*."""
         direction, suffix, sides = measured_set
         prefix = self._key(stage, direction)
         viewers = viewers_of(trainer, prefix)
         if not viewers or not has_values:
             return
         report = self.reports[direction + suffix]
-        # If an image has several texts, rows of one side are not items of the loader, and viewers would read wrong
-        # items.
+        # If an image has several texts, rows of one side are not items of the loader: viewers would read wrong items.
         if direction and report.queries != report.gallery:
             return
         shards = [(self._shard(side), side.loader) for side in sides]
@@ -441,7 +459,7 @@ class RetrievalMonitor(CollectingMonitor):
         if self._ids_are_shared(sides):
             arguments |= dict(zip(IDS, (shard.ids for shard in shards), strict=True))
         elif self.source.ids is not None and len(sides) == 1:
-            # Each id is there once, so that ids change no value. By their digest, reports of other queries are refused.
+            # Each id occurs once, so ids change no value. A comparison recognises reports of other queries by them.
             arguments["query_ids"] = shards[0].ids
         for rows, labels, shard in zip(("queries", "gallery"), LABELS, shards, strict=False):
             arguments |= {rows: shard.embeddings, labels: shard.labels}
@@ -451,7 +469,7 @@ class RetrievalMonitor(CollectingMonitor):
     def _compress(
         self, trainer: Trainer, key: str, report: RetrievalReport, arguments: Mapping[str, Any]
     ) -> CompressionReport:
-        """Return the report on compressed forms of a set, the same in every process; warn of its notes. *Collective*."""
+        """Return the report on compressed forms of a set, the same in every process. *Collective*."""
         sets = {name: array for name, array in arguments.items() if name not in ("queries", "share", "slices")}
         with evaluation_progress(trainer, f"Compression of {key}") as progress:
             compression = costs_beside(
@@ -469,7 +487,7 @@ class RetrievalMonitor(CollectingMonitor):
         return compression
 
     def _names_of_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Sequence[str]:
-        """Return the names that the latest report of a set had, or would have."""
+        """Return the names that the latest report of a set had, or all names before it."""
         suffix = measured_set.suffix
         prefix = set_name.removesuffix(suffix)
         self._find_watched_unmatched(trainer, f"{prefix}/{UNMATCHED}{suffix}")
@@ -479,7 +497,7 @@ class RetrievalMonitor(CollectingMonitor):
         return names
 
     def _find_watched_unmatched(self, trainer: Trainer, key: str) -> None:
-        """Log the number of queries without a match from now on, if it is watched."""
+        """Log the number of queries without a match from now on, if something monitors it."""
         if any(watcher.key == key for watcher in watchers(trainer)):
             self._unmatched_keys.add(key)
 
@@ -492,7 +510,7 @@ class RetrievalMonitor(CollectingMonitor):
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
         unmatched_key = f"{prefix}/{UNMATCHED}{suffix}"
         self._find_watched_unmatched(trainer, unmatched_key)
-        # Only zeros would be uninformative; a chart that has begun continues with zeros.
+        # A chart of only zeros is useless. Once it has begun, it continues with zeros.
         if report.queries_without_match:
             self._unmatched_keys.add(unmatched_key)
         monitored_by = {watcher.key: watcher.name for watcher in watchers(trainer)}
@@ -502,7 +520,7 @@ class RetrievalMonitor(CollectingMonitor):
                 self._undefined_keys.discard(key)
                 continue
             if key in monitored_by:
-                fact = f"{monitored_by[key]}(monitor={key!r}): this set has too few classes for it. "
+                fact = f"{monitored_by[key]}(monitor={key!r}): this set has too few classes for this value. "
                 fact += report.fact_of_classes
                 fix = "Monitor another value, or give the RetrievalMonitor a smaller label_groups."
                 self._policy.handle(UsageError(f"{fact.rstrip()} {fix}"), f"{key} is NaN.")
@@ -515,7 +533,7 @@ class RetrievalMonitor(CollectingMonitor):
         return values
 
     def _check_keys(self, trainer: Trainer) -> None:
-        """Check the watched keys, and warn of one that watches a gain over the best validation."""
+        """Check the monitored keys, and warn if something monitors a gain over the best validation."""
         had_checked = self._has_checked_keys
         super()._check_keys(trainer)
         if had_checked or not self._has_checked_keys or self._gains is None or not self._gains.is_over_best:
@@ -531,8 +549,8 @@ class RetrievalMonitor(CollectingMonitor):
                 value_key = watcher.key.replace(f"{metric}_gain_low", metric).replace(f"{metric}_gain_high", metric)
                 value_key = value_key.replace(f"{metric}_gain", metric)
                 self._policy.warn(
-                    f"{watcher.name}(monitor={watcher.key!r}) would keep the largest step between two validations, which is "
-                    f"often an early one: with compare='best' the reference changes. Monitor {value_key!r}."
+                    f"{watcher.name}(monitor={watcher.key!r}) keeps the validation with the largest gain, often an "
+                    f"early one, because the reference changes with compare='best'. Monitor {value_key!r}."
                 )
 
     def _keys(self, trainer: Trainer) -> Mapping[str, Better]:
@@ -545,6 +563,6 @@ class RetrievalMonitor(CollectingMonitor):
 
 
 def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
-    """Return the callbacks of a Trainer that want to see the sets of this epoch whose keys begin with the prefix."""
+    """Return the callbacks of a Trainer that draw the sets of this epoch whose keys begin with the prefix."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     return [callback for callback in callbacks if isinstance(callback, Viewer) and callback.wants(prefix)]

@@ -28,50 +28,68 @@ from fewshot_callbacks.plots.scores import (
 from fewshot_callbacks.report.findings import Model, confusions, sample_of_classes
 from fewshot_callbacks.trainer.lightning import Trainer
 
-# Figures that need the scores of all pairs.
+# figures that need the scores of all pairs
 PAIR_FIGURES = ("score_histograms", "precision_recall", "error_tradeoff")
 FIGURES = (*PAIR_FIGURES, "recall_at_k", "weakest_classes", "confused_classes")
-# Largest number of queries among whose first neighbours confused classes are counted.
+# Confused classes are counted among the first neighbours of at most this number of queries.
 SAMPLED_QUERIES = 1000
 
 
 class ScorePlots(PictureCallback):
-    """Draws the scores of relevant and irrelevant pairs, curves with operating points, and the weakest classes.
+    """Draws the scores of all pairs, curves with operating points, the weakest classes and the most confused classes.
 
-    After each evaluation of a `RetrievalMonitor`, it uses the monitor's report and sends these figures to every logger
-    of the Trainer, at the same step as the metrics:
+    It needs a `RetrievalMonitor` in the same Trainer, and draws from its report. It sends these figures to every
+    logger, at the same step as the metrics. Without a logger they are files in `pictures/`.
 
-    - `val/score_histograms`: the distributions of the scores of relevant and of irrelevant pairs, with the thresholds;
-    - `val/precision_recall`: pooled precision over pooled recall, with the operating points;
-    - `val/error_tradeoff`: the false non-match rate over the false match rate (DET curve), with the operating points;
-    - `val/recall_at_k`: recall@k over the values of k that the monitor evaluates;
-    - `val/weakest_classes`: the classes with the lowest mean average precision;
+    - `val/score_histograms`: distributions of the scores of relevant and irrelevant pairs, with the thresholds
+    - `val/precision_recall`: pooled precision over pooled recall, with the operating points
+    - `val/error_tradeoff`: false non-match rate over false match rate (DET curve), with the operating points
+    - `val/recall_at_k`: recall@k over the values of k that the monitor evaluates
+    - `val/weakest_classes`: the classes with the lowest mean average precision
     - `val/confused_classes`: the pairs of classes that are confused most often, counted among the first neighbours of
-      at most 1,000 queries.
+      at most 1,000 queries
 
-    The operating points come from the monitor's settings: the best F1 or a threshold, `recall@precision` and
-    `fnmr@fmr`; where it asks for no metric of all pairs together, as by default for targets with several labels, the first
-    three figures are left out, with a warning. Nothing is drawn in the sanity check, and an error never ends the run.
+    The operating points are metrics of the monitor: the best F1 or its `threshold`, `recall@precision` and `fnmr@fmr`.
+    The first three figures need a metric over all pairs. If the monitor has none, as by default for several labels per
+    item, they are left out with a warning. Nothing is drawn in the sanity check. An error never ends the run.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from fewshot_callbacks import RetrievalMonitor
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Identity()
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.encoder(batch[0])
+        >>> items = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+        >>> loader = DataLoader(TensorDataset(items, torch.arange(12) // 3), batch_size=4)
+        >>> plots = ScorePlots(["precision_recall", "weakest_classes"])
+        >>> callbacks = [RetrievalMonitor(source="encoder"), plots]
+        >>> from tempfile import TemporaryDirectory
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> with TemporaryDirectory() as folder:
+        ...     trainer = Trainer(callbacks=callbacks, accelerator="cpu", default_root_dir=folder, **options)
+        ...     _ = trainer.validate(Model(), loader, verbose=False)
+        ...     sorted(path.name for path in Path(folder, "pictures/val").iterdir())
+        ['precision_recall', 'weakest_classes']
 
     Args:
-        figures: Names of the figures to draw, from the list above; by default all.
+        figures: Names of the figures, from the list above. By default all.
         k: Number of neighbours of each query among which confused classes are counted, at least 1.
-        every_n_epochs: Draw at most in one of this number of epochs, beginning with the first.
-        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+        every_n_epochs: Draw in at most one of this number of epochs, beginning with the first.
+        names: Names of the classes: a mapping from labels, or a list for the labels 0, 1, 2, ... By default the data
             set's attribute `classes`, or the labels themselves.
-        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
-            None never skips an epoch. None is skipped before they have taken a second.
-        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
-            with a name; by default all.
+        max_share: Skip epochs until all pictures and reports together have taken at most this fraction of the run time,
+            in (0, 1). The first second never counts. None skips no epoch. `pictures/share_of_time` logs the fraction.
+        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a
+            `RetrievalMonitor` with a name. By default all sets.
 
     Raises:
         ValueError: If a figure is unknown, or a setting is out of range.
-
-    Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> from fewshot_callbacks import RetrievalMonitor
-        >>> callbacks = [RetrievalMonitor(metrics=("mAP", "fnmr@fmr0.001")), ScorePlots()]
-        >>> trainer = Trainer(callbacks=callbacks, logger=False, accelerator="cpu")
     """
 
     def __init__(
@@ -95,7 +113,7 @@ class ScorePlots(PictureCallback):
         self.k = k
 
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
-        """Count confused classes; the figures are drawn when a logger wants them."""
+        """Return name -> figure. Confused classes are counted now; figures are drawn when a logger needs them."""
         model = self._model(evaluated)
         report = evaluated.report
         where = evaluated.title
@@ -114,20 +132,20 @@ class ScorePlots(PictureCallback):
         return {evaluated.key(name): drawings[name] for name in self.figures if name in drawings}
 
     def _pair_drawings(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
-        """Return name -> drawing of the figures that need all pairs; warn if the report has no scores of pairs."""
+        """Return name -> figure for the figures that need all pairs. Warn if the report has no scores of pairs."""
         if report.pooled is None:
             missing = [name for name in PAIR_FIGURES if name in self.figures]
             if missing:
                 self._policy.warn(
-                    f"ScorePlots leaves out {', '.join(missing)} of {where}, since its RetrievalMonitor asks for no metric "
-                    "of all pairs. Ask for one, RetrievalMonitor(metrics=(..., 'pair_f1')), or leave these names out of "
+                    f"ScorePlots leaves out {', '.join(missing)} of {where}, because its RetrievalMonitor has no metric "
+                    "over all pairs. Add one, RetrievalMonitor(metrics=(..., 'pair_f1')), or leave these names out of "
                     "figures.",
                     "no pairs",
                 )
             return {}
         counts = report.pair_counts
         marks, error_marks = operating_marks(report)
-        # The legend shows four decimals, and a larger error of the area would make them wrong.
+        # With a larger error of the area, the four decimals in the legend would be wrong.
         area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None
         drawings: dict[str, Callable[[], Figure]] = {}
         if counts.relevant:
@@ -143,7 +161,7 @@ class ScorePlots(PictureCallback):
         return drawings
 
     def _confusions(self, model: Model) -> list[Confusion]:
-        """Count items of another class among the first neighbours of a sample of queries."""
+        """Return the pairs of classes that are confused among the first neighbours of a sample of queries."""
         queries = model.queries
         codes = as_labels(queries.labels, "labels", "ScorePlots").codes.numpy()
         sample = sample_of_classes(codes, SAMPLED_QUERIES)
@@ -168,7 +186,7 @@ def _class_scores(model: Model) -> list[ClassScore]:
 
 
 def _recalls(report: RetrievalReport) -> dict[str, dict[int, float]]:
-    """Return name of a curve -> recall by k, for the kinds of recall that the report has."""
+    """Return name of a curve -> k -> recall, for the kinds of recall in the report."""
     curves = {
         "recall@k": report.at("recall@{k}"),
         "share of relevant items found": report.at("ir_recall@{k}"),

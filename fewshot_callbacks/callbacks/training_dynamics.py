@@ -1,4 +1,4 @@
-"""Measures the effect of single optimiser steps on the embeddings of their episode."""
+"""The effect of single optimiser steps on the embeddings of their episode."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ LOGGED = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha",
 
 
 class StepMeter:
-    """Embeds the episode of a batch before and after its optimiser steps, and measures how far the embeddings have moved.
+    """Embeds the episode of a batch before and after its optimiser steps, and measures how far it has moved.
 
-    For each batch the calls are `start`, then `embed_before` and `measure` if a step is measured, then `stop`. The batch and
-    its embeddings are held from `start` to `stop`.
+    Call for each batch: `start`, then `embed_before` and `measure` if the step is measured, then `stop`. It keeps the
+    batch and its embeddings from `start` to `stop`.
 
     Args:
         embedder: Embeds a batch.
         sizes: `shots` and `episodes_per_batch`; None for a size that is an attribute of the module.
         centering: See `training_dynamics`.
-        policy: Warns.
+        policy: Gives warnings.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StepMeter:
         self.sizes = sizes
         self.centering = centering
         self.policy = policy
-        # whether embeddings of this run were compared with embeddings that a step returned
+        # whether this run has compared its embeddings with embeddings that a step returned
         self.is_compared = False
         self.stop()
 
@@ -75,14 +75,14 @@ class StepMeter:
         self.start(None)
 
     def embed_before(self, trainer: Trainer, module: LightningModule, seed: int) -> None:
-        """Embed the batch before its first step. The dropout has the same seed before and after."""
+        """Embed the batch before its first step. Dropout has the same seed before and after it."""
         self._seed = seed
         self._before = self._embed(trainer, module, seed)
 
     def measure(self, trainer: Trainer, module: LightningModule, outputs: Any) -> StepDynamics | None:
-        """Embed the batch after its steps, and return how it has moved; None if it was not embedded before them.
+        """Embed the batch after its steps, and return how it has moved; None without a call of `embed_before`.
 
-        A warning is given for measures that are undefined.
+        Undefined measures give a warning.
         """
         if self._before is None:
             return None
@@ -100,9 +100,9 @@ class StepMeter:
                 after = after[chosen]
                 labels = labels[chosen]
                 self.policy.warn(
-                    f"TrainingDynamicsMonitor: the batch is not an episode. Measured are {size} items of each of the "
-                    f"{classes} classes that have more than shots={shots}; {left_out} of {left_out + len(chosen)} items are "
-                    "left out. An EpisodicBatchSampler gives episodes. (Shown once.)",
+                    f"TrainingDynamicsMonitor: the batch is not an episode. It measures {size} items of each of the "
+                    f"{classes} classes that have more than shots={shots}, and leaves out {left_out} of "
+                    f"{left_out + len(chosen)} items. An EpisodicBatchSampler gives episodes. (Shown once.)",
                     kind="no episode",
                 )
         dynamics = training_dynamics(before, after, labels, shots=shots, episodes=episodes, centering=self.centering)
@@ -114,20 +114,20 @@ class StepMeter:
         return dynamics
 
     def _embed(self, trainer: Trainer, module: LightningModule, seed: int) -> tuple[Tensor, Labels]:
-        """Embed the batch in the modes of training, without side effects."""
+        """Embed the batch in training mode, without side effects."""
         with hooks_ignored(), without_side_effects(module, seed):
             embeddings, labels = self.embedder(trainer, module, self._batch)
             return embeddings.clone(), labels
 
     def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
-        """Check that the embeddings that the step returned, if any, equal the monitor's.
+        """Check that the embeddings that the step returned, if any, equal the monitor's embeddings.
 
         Raises:
-            UsageError: If they differ. Only the shapes are compared if the forward pass draws random numbers, or
-                weights may have changed before the step embedded.
+            UsageError: If they differ. If the forward pass draws random numbers, or weights may have changed before the
+                step embedded, only the shapes are compared.
         """
         reader = self.embedder.reader
-        # The output of a submodule is embedded; a function reads something other than the step's embeddings.
+        # Only two keys, or no source, name the embeddings that the step returned.
         source = reader.source.source
         returned = None
         if isinstance(outputs, Mapping) and (source is None or isinstance(source, tuple)):
@@ -135,22 +135,21 @@ class StepMeter:
         if isinstance(returned, Tensor):
             step_embeddings = returned.detach()
             if before.shape == step_embeddings.shape:
-                # If another seed changes the embeddings, they cannot be compared with the step's embeddings, which have
-                # a third seed.
+                # If the seed changes the embeddings, they cannot be compared: the step had yet another seed.
                 other_seed, _ = self._embed(trainer, module, self._seed + 1)
                 if not (module.automatic_optimization and after.equal(other_seed)):
                     return
-            self.embedder.compare(before, step_embeddings, module, "training_step", "the dynamics would mean nothing")
+            self.embedder.compare(before, step_embeddings, module, "training_step", "the dynamics would be meaningless")
         elif self.embedder.embed is None:
             self.policy.warn(
-                f"TrainingDynamicsMonitor takes what {type(module).__name__}.forward returns for the embeddings; "
+                f"TrainingDynamicsMonitor uses the output of {type(module).__name__}.forward as embeddings, and "
                 "training_step returned none to compare with. If forward returns something else, such as class scores, pass "
-                "source=EmbeddingSource(embed='name.of.a.submodule'); if not, pass as embed lambda module, batch: "
-                "module(batch[0]) to say so."
+                "source=EmbeddingSource(embed='name.of.a.submodule'). If it returns embeddings, confirm it with "
+                "source=EmbeddingSource(embed=lambda module, batch: module(batch[0]))."
             )
 
     def episode_sizes(self, module: LightningModule) -> tuple[int, int]:
-        """Return the shots and the episodes in a batch, from the settings or from the module."""
+        """Return the shots and the number of episodes in a batch, from the settings or the module."""
         return self._size(module, "shots", None), self._size(module, "episodes_per_batch", 1)
 
     def _size(self, module: LightningModule, name: str, default: int | None) -> int:
@@ -167,12 +166,12 @@ class StepMeter:
         except TypeError:
             raise UsageError(
                 f"TrainingDynamicsMonitor needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
-                f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
+                f"attribute {name!r} that is a whole number. Pass {name}=... of your training episodes."
             ) from None
 
 
 def is_earlier_part(file: Path, resumed: DynamicsHistory) -> bool:
-    """Return whether a file contains a history that shares steps with a checkpoint's history, with equal measures."""
+    """Return whether a file has a history that shares steps with a resumed history, with equal measures."""
     if not file.is_file():
         return False
     try:
@@ -192,57 +191,77 @@ def is_earlier_part(file: Path, resumed: DynamicsHistory) -> bool:
 class TrainingDynamicsMonitor(Callback):
     """Measures the effect of one in `every_n_steps` optimiser steps on the embeddings of its episode.
 
-    The episode is embedded twice more, just before and just after the step, with the same dropout and the modules in
-    the modes of training. The following measures are logged as `dynamics/...` (see `StepDynamics`): `alpha`, the change
-    of scale; `norm_ratio`, the share of the movement that is not a change of scale; `psi_con` and `psi_div`, the change
-    of the distances to the query's own class and to the other classes; and the three ratios `con_alpha`, `div_alpha`
-    and `con_div`. A measure is NaN where it is undefined.
+    It logs these keys. See `StepDynamics` for the formulas. A measure is NaN if it is undefined.
 
-    The monitor has no side effects: parameters, gradients, buffers (running statistics) and random states are the same
-    as without it, bit for bit. With gradient accumulation it measures the step that updates the weights, on the last
-    batch. If a batch takes several steps (several optimisers, manual optimisation, line searches), it measures all of
-    them together. A step that a gradient scaler skips moves nothing, and gives NaN. If a batch is not an episode, for
-    instance from a shuffled loader, the same number of items is taken from each class that has more than `shots` items,
-    and a warning reports it once. With several ranks each measures its own episode, and only the first rank's values
-    are logged and kept.
+    - `dynamics/alpha`: change of scale
+    - `dynamics/norm_ratio`: fraction of the movement that is not a change of scale
+    - `dynamics/psi_con`, `dynamics/psi_div`: change of the distances to the own class, and to the other classes
+    - `dynamics/con_alpha`, `dynamics/con_div`: `psi_con` relative to `alpha` and to `psi_div` (lower is better)
+    - `dynamics/div_alpha`: `psi_div` relative to `alpha` (higher is better)
+
+    The episode is embedded just before and just after the step, in training mode and with the same dropout. Parameters,
+    gradients, buffers and random states are bit-identical to a run without the monitor.
+
+    With gradient accumulation, the last batch before the update is measured. If a batch takes several steps (several
+    optimisers, manual optimisation, line searches), they are measured together. A step that a gradient scaler skips
+    gives NaN. If a batch is not an episode, for instance from a shuffled loader, the same number of items is taken from
+    each class that has more than `shots` items, with one warning. Each process measures its own episode; only the first
+    process's values are logged and kept.
+
+    Examples:
+        >>> import torch
+        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Model(LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder = torch.nn.Linear(1, 1, bias=False)
+        ...         torch.nn.init.ones_(self.encoder.weight)
+        ...     def training_step(self, batch, batch_idx):
+        ...         return -self.encoder.weight.sum()
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=1.0)  # one step doubles the weight
+        >>> items = torch.tensor([[0.0], [1.0], [4.0], [6.0]])
+        >>> loader = DataLoader(TensorDataset(items, torch.tensor([0, 0, 1, 1])), batch_size=4)
+        >>> source = EmbeddingSource(embed="encoder")
+        >>> monitor = TrainingDynamicsMonitor(every_n_steps=1, shots=1, source=source)
+        >>> options = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> trainer = Trainer(max_steps=1, callbacks=[monitor], accelerator="cpu", enable_model_summary=False, **options)
+        >>> trainer.fit(Model(), loader)
+        >>> {key: round(trainer.callback_metrics[key].item(), 4) for key in ("dynamics/alpha", "dynamics/norm_ratio")}
+        {'dynamics/alpha': 2.0, 'dynamics/norm_ratio': 0.0}
 
     Args:
         every_n_steps: Measure one update of the weights in this number, at least 1; the paper uses 100. Choose a
             multiple of the Trainer's `log_every_n_steps`, so that loggers write fresh values.
-        shots: Number of support images per class in the episode; by default the module's attribute `shots`. The first
-            images of each class in the batch are its support.
-        episodes_per_batch: Number of consecutive episodes in a batch; by default the module's attribute of that name,
+        shots: Number of support items per class in the episode, which are the first items of each class in the batch.
+            By default the module's attribute `shots`.
+        episodes_per_batch: Number of consecutive episodes in a batch. By default the module's attribute of that name,
             or 1.
-        source: Two keys of the mapping that the step returns, under which embeddings and labels are looked up; or an
-            `EmbeddingSource`, which also says where the labels are in the batch, and in `embed` how a batch is embedded; by
-            default the module itself is called with its inputs. If the step gives embeddings, the first ones are compared
-            with those of `embed`.
-        centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` subtracts from each
-            embedding the mean of its own coordinates, as the authors' published program does.
-        prefix: First part of the logged keys; a second monitor in the same Trainer needs another prefix and another file.
-        file: Where the history is written as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of
-            the Trainer's logger (nothing is written without a logger), or an absolute path. It is written at the end of
-            each epoch and of the run. A file at an absolute path is replaced; one in the folder of the logger only if this
-            run, or the part of it before its checkpoint, has written it. Otherwise the next name is taken, such as
-            `training_dynamics-2.json`, with a warning. None writes no file.
-        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
-            such loader) ends the run, at the first step that is measured; an error that may pass, such as a diverged
-            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
-            does.
+        source: Two keys of the mapping that the step returns, for embeddings and labels; or an `EmbeddingSource`, which
+            names the labels in the batch, and with `embed` how a batch is embedded. By default the module itself is
+            called with the batch's inputs. If the step returns embeddings, the first ones are compared with the
+            monitor's embeddings.
+        centering: `"points"` subtracts the mean embedding, as in the paper. `"coordinates"` subtracts from each
+            embedding the mean of its own coordinates, as in the authors' published program.
+        prefix: First part of the logged keys. A second monitor in one Trainer needs another prefix and another file.
+        file: Where the history is written as JSON, for `compare_dynamics` and `fewshot compare`: a name in the folder
+            of the Trainer's logger, or an absolute path. Without a logger, a name is not written. The file is written
+            at the end of each epoch and of the run. At an absolute path it replaces any file. In the folder of the
+            logger it replaces only a file of this run, or of the run that this one resumes; otherwise it gets the next
+            free name, such as `training_dynamics-2.json`, with a warning. None writes no file.
+        strict: Which errors end the run. None: only a mistake in the settings or in the output of a step does, at the
+            first measured step. Any other error, such as NaN in one batch, becomes a warning, and the values are NaN.
+            True: every error ends the run. False: none does.
 
     Attributes:
-        history: The measured steps, a `DynamicsHistory`; checkpoints hold it, and a resumed run continues it.
+        history: The measured steps, a `DynamicsHistory`. Checkpoints contain it, and a resumed run continues it.
 
     Raises:
         ValueError: If a setting is out of range.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
-
-    Examples:
-        >>> from lightning.pytorch import Trainer
-        >>> monitor = TrainingDynamicsMonitor(every_n_steps=100)
-        >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
     """
 
     def __init__(
@@ -274,9 +293,9 @@ class TrainingDynamicsMonitor(Callback):
         # file that this run has written
         self._path: Path | None = None
         self._is_uploaded = False
-        # number of batches of all epochs with an optimiser step
+        # number of batches with an optimiser step, in all epochs
         self._updates = 0
-        # batches of this epoch, and batches with an optimiser step
+        # numbers of batches in this epoch: all, and those with an optimiser step
         self._batches = 0
         self._stepping_batches = 0
         # number of optimiser steps of this batch, and whether they are measured
@@ -285,7 +304,7 @@ class TrainingDynamicsMonitor(Callback):
 
     @property
     def state_key(self) -> str:
-        """Key of the state in a checkpoint, different for several monitors."""
+        """Key of the state in a checkpoint, unique to each monitor."""
         settings = {"prefix": self.prefix, "centering": self.centering}
         return f"{type(self).__qualname__}{settings}"
 
@@ -306,11 +325,11 @@ class TrainingDynamicsMonitor(Callback):
             alike = isinstance(other, TrainingDynamicsMonitor) and other is not self
             if alike and (other.prefix == self.prefix or (self.file is not None and other.file == self.file)):
                 raise InputError(
-                    "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
-                    "one of them another prefix=... and another file=...."
+                    "Two TrainingDynamicsMonitors in one Trainer would log the same keys or write the same file. Give one "
+                    "of them another prefix=... and another file=...."
                 )
-        # A checkpoint is read after this hook. A second fit with the same Trainer continues to count steps, and keeps
-        # the history.
+        # A checkpoint is read after this hook. A second fit with the same Trainer keeps counting steps, and keeps the
+        # history.
         if stage == "fit" and trainer.global_step == 0:
             self._history = {}
             self._resumed = DynamicsHistory()
@@ -320,7 +339,7 @@ class TrainingDynamicsMonitor(Callback):
             self._meter.is_compared = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the sizes of the episodes, and that the module, after its layers are made, has the submodule of `embed`.
+        """Check the sizes of the episodes, and that the module has the submodule of `embed`.
 
         Raises:
             UsageError: If a size is unknown, or the submodule does not exist.
@@ -335,16 +354,16 @@ class TrainingDynamicsMonitor(Callback):
         self._stepping_batches = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Keep the batch until it is known whether the optimiser steps after it."""
+        """Keep the batch until its end, when it is known whether the optimiser has stepped."""
         self._is_due = False
         self._steps = 0
         self._meter.start(batch)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Embed the episode with the weights as they are, before the first step of this batch."""
+        """Embed the episode before the first step of this batch."""
         self._steps += 1
         self._is_due = (self._updates + 1) % self.every_n_steps == 0
-        # This only runs before the first step: several steps of one batch are measured together.
+        # Several steps of one batch are measured together.
         if self._is_due and self._steps == 1:
             with self._policy.handling("dynamics are NaN."):
                 # Each update has two seeds: the second one shows whether the forward pass is random.
@@ -353,7 +372,7 @@ class TrainingDynamicsMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Embed the episode with the new weights, measure, log."""
+        """Embed the episode with the new weights, and log the measures."""
         self._batches += 1
         if self._steps > 0:
             self._stepping_batches += 1
@@ -371,13 +390,13 @@ class TrainingDynamicsMonitor(Callback):
             pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the history; warn of an epoch without optimiser steps that Lightning knows of."""
+        """Write the history. Warn if Lightning has seen no optimiser step in the epoch."""
         self._write(trainer)
-        # An epoch may have no step if it has fewer batches than one step accumulates.
+        # An epoch with fewer batches than one step accumulates may have no step.
         if self._batches >= max(1, trainer.accumulate_grad_batches) and self._stepping_batches == 0:
             fact = (
-                f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. With manual "
-                "optimisation, step through Lightning's wrapper: self.optimizers().step()."
+                f"Lightning reported no optimiser step in {self._batches} batches, so nothing could be measured. With "
+                "manual optimisation, step through Lightning's wrapper: self.optimizers().step()."
             )
             self._policy.handle(ValueError(fact), "There are no dynamics.")
 
@@ -386,7 +405,7 @@ class TrainingDynamicsMonitor(Callback):
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Drop the batch, and write the history, also after an interrupted epoch."""
+        """Drop the batch, and write the history, even of an interrupted epoch."""
         self._meter.stop()
         self._write(trainer)
 
@@ -400,16 +419,16 @@ class TrainingDynamicsMonitor(Callback):
         history = DynamicsHistory.from_dict(state_dict["history"])
         if len(history) and history.centering != self.centering:
             self._policy.warn(
-                f"{self._policy.owner}: the checkpoint's training dynamics were centred by {history.centering!r}, those to "
-                f"come are by {self.centering!r}: the history starts anew. Pass centering={history.centering!r} to "
-                "continue it."
+                f"{self._policy.owner}: the checkpoint's training dynamics were centred by {history.centering!r}, but this "
+                f"monitor centres by {self.centering!r}, so the history starts anew. Pass "
+                f"centering={history.centering!r} to continue it."
             )
             return
         self._history = dict(history)
         self._resumed = history
 
     def _write(self, trainer: Trainer) -> None:
-        """Write the history, on the first rank: in the folder of the first logger, or at an absolute path."""
+        """Write the history on the first rank: to the folder of the first logger, or to an absolute path."""
         if self.file is None or not self._history or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         is_absolute = Path(self.file).is_absolute()
@@ -427,7 +446,7 @@ class TrainingDynamicsMonitor(Callback):
             self.history.save(self._path)
 
     def _upload(self, address: str) -> None:
-        """Write the history to an address, unless a file there does not contain an earlier part of it."""
+        """Upload the history, unless the file there is not an earlier part of it."""
         with (
             self._policy.handling(f"The training dynamics could not be written to {address}."),
             TemporaryDirectory() as folder,
@@ -438,9 +457,9 @@ class TrainingDynamicsMonitor(Callback):
             self._is_uploaded = True
 
     def _path_in_run(self, path: Path) -> Path:
-        """Return `path`, or the next free name in its folder if the file does not have an earlier part of this history."""
+        """Return `path`, or the next free name if that file is not an earlier part of this history."""
         free = free_path(path, lambda file: is_earlier_part(file, self._resumed))
         if free != path:
-            fact = f"{type(self).__name__}: {path} was not written in this run and is left as it is."
-            self._policy.warn(f"{fact} The training dynamics are in {free.name} beside it.")
+            fact = f"{type(self).__name__}: {path} was not written by this run and is left unchanged."
+            self._policy.warn(f"{fact} The training dynamics are in {free.name} in the same folder.")
         return free

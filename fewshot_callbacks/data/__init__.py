@@ -1,4 +1,4 @@
-"""Data sets, the batches that a network is trained on, and the LightningDataModule that serves them."""
+"""Data sets, samplers of training batches, and the LightningDataModule that serves them."""
 
 from fewshot_callbacks.data.data_module import FewShotDataModule
 from fewshot_callbacks.data.dataset import FewShotDataset

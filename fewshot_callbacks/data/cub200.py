@@ -16,7 +16,7 @@ ARCHIVE = (
     "CUB_200_2011.tgz from the Caltech-UCSD Birds-200-2011 page of the Caltech Vision Lab "
     "(https://www.vision.caltech.edu/datasets/cub_200_2011/)"
 )
-# Published numbers of classes, which reveal an incomplete copy.
+# The published numbers of classes: a copy with other numbers is incomplete.
 CLASSES: Mapping[Split, int] = {"train": 100, "val": 50, "test": 50}
 
 _TRANSFORM = PhotoTransform()
@@ -24,13 +24,12 @@ _SPLIT_OF_REMAINDER: tuple[Split, Split, Split, Split] = ("train", "val", "train
 
 
 def cub_split(class_id: int) -> Split:
-    """Find the split of a class: with i = class_id - 1, even i is train, i mod 4 = 1 is val, and i mod 4 = 3 is test.
+    """Return the split of a class: "train", "val" or "test".
+
+    Let i = class_id - 1. Even i is "train", i mod 4 = 1 is "val", and i mod 4 = 3 is "test".
 
     Args:
         class_id: Number of the class in `classes.txt`, from 1.
-
-    Returns:
-        "train", "val" or "test".
 
     Raises:
         ValueError: The number is not positive.
@@ -43,34 +42,35 @@ def cub_split(class_id: int) -> Split:
         ['train', 'val', 'train', 'test']
     """
     if class_id < 1:
-        raise InputError(f"class_id is {class_id}; the classes of CUB-200-2011 are counted from 1.")
+        raise InputError(f"class_id is {class_id}, but CUB-200-2011 numbers its classes from 1. Use class_id >= 1.")
     return _SPLIT_OF_REMAINDER[(class_id - 1) % 4]
 
 
 class CUB200(ImageSet):
-    r"""CUB-200-2011 as it is published, with 100 training, 50 validation and 50 test classes (`cub_split`).
+    r"""The CUB-200-2011 data set of birds: 100 training, 50 validation and 50 test classes (`cub_split`).
 
-    `root` holds the folder that the archive unpacks to. Images and classes are read from its lists:
+    `root` is the folder into which you unpacked the archive. Images and classes are read from the archive's lists:
 
         CUB_200_2011/classes.txt               1 001.Black_footed_Albatross
         CUB_200_2011/images.txt                1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
         CUB_200_2011/image_class_labels.txt    1 1
         CUB_200_2011/images/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
 
-    All 11,788 images are used, whole: neither the bounding boxes nor `train_test_split.txt`, which cuts each class in
-    two, are read. Labels are in the order of the class numbers.
+    All 11,788 images are used, without cropping: the bounding boxes are not read. `train_test_split.txt` is not read
+    either, because it divides the images within each class. Labels follow the class numbers.
 
     Args:
-        root: The folder that holds `CUB_200_2011`.
+        root: The folder that contains `CUB_200_2011`.
         split: "train", "val" or "test".
-        transform: What the model sees of an image.
-        partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
-            The split of the others stays the same.
+        transform: How images are resized, augmented and normalised.
+        partial: Accept an incomplete set. Missing images and classes without images are left out. The remaining classes
+            keep their split.
         memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A file or a folder is missing.
-        ValueError: The lists do not fit together, or have other numbers of classes; or a setting is out of range.
+        ValueError: The lists contradict each other, the numbers of classes differ from the published numbers, or a
+            setting is out of range.
 
     References:
         Wah, Branson, Welinder, Perona, Belongie, "The Caltech-UCSD Birds-200-2011 Dataset", CNS-TR-2011-001, 2011.
@@ -118,12 +118,12 @@ class CUB200(ImageSet):
 
 
 class _ImageLists(NamedTuple):
-    """The lists of the set.
+    """The contents of the three lists.
 
     Attributes:
-        class_names: Class number -> the name of the class.
-        paths: Image number -> the path of the image.
-        classes: Image number -> the number of its class.
+        class_names: Class number -> class name.
+        paths: Image number -> image path.
+        classes: Image number -> class number.
     """
 
     class_names: dict[int, str]
@@ -132,7 +132,7 @@ class _ImageLists(NamedTuple):
 
 
 def _read_lists(folder: Path) -> _ImageLists:
-    """Read the three lists, and refuse lists that do not fit together."""
+    """Return the contents of the three lists; raise an error if the lists contradict each other."""
     fix = f"Unpack {ARCHIVE} into {folder.parent}."
     required(folder / "images", fix)
     class_names = _numbered_lines(required(folder / "classes.txt", fix))
@@ -140,22 +140,22 @@ def _read_lists(folder: Path) -> _ImageLists:
     labels = _numbered_lines(required(folder / "image_class_labels.txt", fix))
     if paths.keys() != labels.keys():
         raise InputError(
-            f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
-            f"image {min(paths.keys() ^ labels.keys())} is in only one of them. {fix}"
+            f"images.txt has {len(paths):,} images and image_class_labels.txt has {len(labels):,}, but image "
+            f"{min(paths.keys() ^ labels.keys())} is in only one of the lists. {fix}"
         )
     classes: dict[int, int] = {}
     for image, label in labels.items():
         if not label.isdecimal():
-            raise InputError(f"image_class_labels.txt gives image {image} the class {label!r}, no number. {fix}")
+            raise InputError(f"The class of image {image} in image_class_labels.txt is {label!r}, not a number. {fix}")
         classes[image] = int(label)
     unknown = sorted(set(classes.values()) - class_names.keys())
     if unknown:
-        raise InputError(f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}")
+        raise InputError(f"image_class_labels.txt has the class {unknown[0]}, which is not in classes.txt. {fix}")
     return _ImageLists(class_names, paths, classes)
 
 
 def _numbered_lines(file: Path) -> dict[int, str]:
-    """Read the lines `number text` of a file: number -> text."""
+    """Return the lines `number text` of a file, as number -> text."""
     texts: dict[int, str] = {}
     for line in read_lines(file):
         number, *text = re.split(r"[ \t]+", line.text, maxsplit=1)
@@ -164,6 +164,8 @@ def _numbered_lines(file: Path) -> dict[int, str]:
                 f"Line {line.number} of {file} is {line.text!r}, not a number and a name. Unpack {ARCHIVE} again."
             )
         if int(number) in texts:
-            raise InputError(f"Line {line.number} of {file} has the number {number} again. Unpack {ARCHIVE} again.")
+            raise InputError(
+                f"Line {line.number} of {file} repeats the number {number} of an earlier line. Unpack {ARCHIVE} again."
+            )
         texts[int(number)] = composed_form(text[0])
     return texts

@@ -1,4 +1,4 @@
-"""The LightningDataModule of every data set: which batches its splits are served in."""
+"""The LightningDataModule that makes training and evaluation batches from any data set."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -22,43 +22,48 @@ from fewshot_callbacks.trainer.lightning import LightningDataModule, Trainer
 from fewshot_callbacks.trainer.warning import warn_of_other_package
 
 Loader = DataLoader[tuple[Tensor, int]]
-# The settings of episodes and batches that need a number of classes, or of images in each class.
+# The settings that require a number of classes, or a number of images per class.
 SIZES = ("ways", "shots", "queries", "classes_per_batch", "items_per_class")
 DEFAULT_TRAINING = Episodes()
 DEFAULT_PROTOCOL = EpisodeProtocol()
 
 
 class FewShotDataModule(LightningDataModule):
-    """Episodes or class-balanced batches of a data set to train on; each image once, or fixed episodes, to evaluate on.
+    """LightningDataModule of a few-shot data set.
 
-    Batches are tuples: images (float, images x channels x height x width) and labels (int64, 0 ... C-1 in the split). A
-    training batch is one episode, class by class, each class's support first, or `episodes_per_batch` of them.
+    You train on episodes or class-balanced batches. You evaluate on each image once, or on fixed episodes.
 
-    With several processes, Lightning deals the images of an evaluation out and repeats a few (fewer than there are
-    processes) to make the shares equal; episodes are never repeated.
+    A batch is a tuple (images, labels): images are float (images, channels, height, width), labels are int64 (images,)
+    and run from 0 to C - 1 in each split. A training batch is one episode, or `episodes_per_batch` episodes. An episode
+    is ordered by class, and the support images of a class come before its query images.
+
+    With several processes, Lightning distributes the evaluation images and repeats a few of them (fewer than the number
+    of processes), so that all processes have the same number. Episodes are never repeated.
 
     Args:
-        dataset: The data set; which of its splits it holds does not matter.
-        train: The batches to train on: `Episodes(20, 1)` or `ClassBalanced(64, 4)`.
-        evaluation: Sizes, number and seed of the fixed episodes to validate and test on.
-        val_episodes: Number of fixed episodes of the validation; as many as of the test by default.
-        episodic_evaluation: Serve these episodes, instead of each image once. A model that evaluates with batch
-            statistics needs it; `ProtoNet` draws the episodes itself, among the embeddings of the images.
-        augment: Whether training images are augmented, as the data set does it; if not, they are served as for an
-            evaluation.
-        batch_size: Images in an evaluation batch.
-        num_workers: Worker processes of each loader; 0 is usually fastest where the images are in memory.
-        seed: Seed of the training batches, and of an augmentation that does not draw from PyTorch's random state.
+        dataset: The data set, with any of its splits selected.
+        train: The training batches: `Episodes(20, 1)` or `ClassBalanced(64, 4)`.
+        evaluation: Sizes, number and seed of the fixed episodes for validation and test.
+        val_episodes: Number of fixed validation episodes; by default the number of test episodes.
+        episodic_evaluation: Serve the fixed episodes instead of each image once. A model that evaluates with batch
+            statistics needs this. `ProtoNet` does not: it draws the episodes from the embeddings of the images.
+        augment: Whether to augment the training images with the data set's augmentation.
+        batch_size: Images per evaluation batch.
+        num_workers: Worker processes per loader. 0 is usually fastest if the images are in memory.
+        seed: Seed of the training batches, and of an augmentation that does not use PyTorch's random state.
 
     Raises:
-        ValueError: A number is out of range. Whether the classes suffice is checked when a loader is made, or by `check`.
+        ValueError: A number is out of range. `check`, or the first call that makes a loader, checks that there are enough
+            classes and images.
 
     Examples:
         >>> from fewshot_callbacks.data import Glyphs
         >>> data = FewShotDataModule(Glyphs(), train=Episodes(ways=5, shots=1, queries=4, episodes=2))
-        >>> images, labels = next(iter(data.train_dataloader()))
-        >>> tuple(images.shape), labels.unique().numel()
-        ((25, 1, 32, 32), 5)
+        >>> images, labels = next(iter(data.train_dataloader()))  # 5 classes with 1 + 4 images each
+        >>> images.shape
+        torch.Size([25, 1, 32, 32])
+        >>> labels.bincount()[labels.unique()].tolist()
+        [5, 5, 5, 5, 5]
     """
 
     def __init__(
@@ -101,23 +106,20 @@ class FewShotDataModule(LightningDataModule):
             "num_workers": num_workers,
             "seed": seed,
         }
-        # Plain values can be loaded anywhere. They share one name, since the model has an `evaluation`, too.
+        # Plain values can be loaded anywhere. One common key avoids a clash: the model also has an `evaluation`.
         self.save_hyperparameters({"data": settings})
-        # The splits are cached: a user's data set may read its lists again for each.
+        # The splits are cached, because a user's data set may read its lists again in `with_split`.
         self._splits: dict[Split, FewShotDataset] = {}
         self._augmented_batches = 0
 
     def images(self, split: Split) -> FewShotDataset:
-        """Return the images of a split as its loader serves them: the training images are augmented.
+        """Return the data set of a split as its loader serves it; the training images are augmented.
 
         Args:
             split: "train", "val" or "test".
 
-        Returns:
-            The data set, with `labels` and `class_names`.
-
         Raises:
-            ValueError: If there is no such split; the message says why.
+            ValueError: There is no such split; the message gives the reason.
         """
         dataset = self._not_augmented(split)
         if split == "train" and self.augment:
@@ -130,13 +132,14 @@ class FewShotDataModule(LightningDataModule):
         return self._splits[split]
 
     def check(self, *splits: Split) -> None:
-        """Refuse splits whose classes do not suffice for their episodes or batches.
+        """Raise an error if a split has too few classes or images for its episodes or batches.
 
         Args:
-            splits: "train", "val" or "test"; by default all. A validation split that is left out by choice is not checked.
+            splits: "train", "val" or "test"; by default all splits of the data set.
 
         Raises:
-            ValueError: A class is too small; the message names each such split, the class, and options that would fit.
+            ValueError: There are too few classes, or a class has too few images. The message names each such split, the
+                class, and sizes that fit.
         """
         problems = []
         for split in splits or SPLITS:
@@ -147,7 +150,7 @@ class FewShotDataModule(LightningDataModule):
             raise InputError(" ".join(problems))
 
     def _problem(self, split: Split) -> str | None:
-        """Return why the classes of a split do not suffice for its episodes or batches; None if they do."""
+        """Return why a split has too few classes or images for its episodes or batches; None if it has enough."""
         dataset = self._not_augmented(split)
         batches = self.train if split == "train" else self.evaluation
         prefix = "--data.train." if split == "train" else "--data.evaluation."
@@ -159,45 +162,46 @@ class FewShotDataModule(LightningDataModule):
         except ValueError as error:
             options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
             noun = "batches" if is_balanced else "episodes"
-            problem = f"The {split} classes do not suffice for the requested {noun} ({options}): {error}"
+            problem = f"The {split} split is too small for the requested {noun} ({options}): {error}"
             if split != "val" or len(dataset.class_names) >= sizes["ways"]:
                 return problem
             larger = ", ".join(f"{name}={size}" for name, size in sizes.items())
             return (
-                f"{problem} Validation and test have the sizes of one evaluation=EpisodeProtocol(...). For a test with more "
-                f"than the validation has, train with smaller sizes, and give evaluation=EpisodeProtocol({larger}) to data "
-                "and model of the test alone (fewshot test --data.evaluation.ways ...)."
+                f"{problem} Validation and test share the sizes of evaluation=EpisodeProtocol(...). To test with more ways "
+                f"than there are validation classes, train with smaller sizes, and pass "
+                f"evaluation=EpisodeProtocol({larger}) to data and model only for the test (fewshot test "
+                "--data.evaluation.ways ...)."
             )
         return None
 
     def setup(self, stage: str) -> None:
-        """Restart the random numbers of the augmentation in a fit; a resumed fit then loads its state."""
+        """Restart the augmentation's random numbers at the start of a fit. A resumed fit then loads its own state."""
         if stage == "fit":
             self._augmented_batches = 0
 
     def train_dataloader(self) -> Loader:
-        """Serve fresh episodes or class-balanced batches in each epoch, a function of (seed, epoch)."""
+        """Return a loader of new episodes or class-balanced batches in each epoch, a function of (seed, epoch)."""
         dataset = self.images("train")
         sampler = self.train.make_batch_sampler(dataset, self.seed, coming_epoch(self.trainer))
         return self._loader(dataset, batch_sampler=sampler)
 
     def val_dataloader(self) -> Loader | list[Loader]:
-        """Serve each validation image once, in order; with `episodic_evaluation`, fixed episodes.
+        """Return a loader of each validation image once, in order; of fixed episodes with `episodic_evaluation`.
 
-        Without a validation split it is an empty list, which Lightning skips.
+        Without a validation split, return an empty list: Lightning then skips validation.
         """
         if "val" not in self.dataset.splits:
             return []
         return self._evaluation_loader("val", self.val_episodes)
 
     def test_dataloader(self) -> Loader:
-        """Serve each test image once, in order; with `episodic_evaluation`, fixed episodes."""
+        """Return a loader of each test image once, in order; of fixed episodes with `episodic_evaluation`."""
         return self._evaluation_loader("test", self.evaluation.episodes)
 
     def training_data_for_evaluation(self) -> Loader:
-        """Serve each training image once, in order and not augmented, as evaluation images are served.
+        """Return a loader of each training image once, in order and without augmentation.
 
-        `GeneralizationGapMonitor` draws its training classes from it.
+        `GeneralizationGapMonitor` draws its training classes from this loader.
         """
         return self._loader(self._not_augmented("train"), batch_size=self.batch_size)
 
@@ -215,16 +219,16 @@ class FewShotDataModule(LightningDataModule):
             **batches,
             collate_fn=as_tuple,
             num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,  # each worker caches the images that it has decoded
-            # PyTorch warns of pinned memory without an accelerator.
+            persistent_workers=self.num_workers > 0,  # each worker caches its decoded images
+            # PyTorch warns about pinned memory if there is no accelerator.
             pin_memory=torch.cuda.is_available(),
         )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Let the data set augment a training batch on the device of the training; leave every other batch as it is.
+        """Return a training batch augmented by the data set, on the training device; any other batch unchanged.
 
-        The random numbers depend on the seed, the rank and the number of batches so far, which are in checkpoints. They
-        depend neither on workers nor on global random state.
+        The random numbers depend on the seed, the rank and the number of batches so far (a checkpoint stores this
+        number). They depend neither on workers nor on global random state.
         """
         if not (self.augment and self.trainer is not None and self.trainer.training):
             return batch
@@ -235,25 +239,25 @@ class FewShotDataModule(LightningDataModule):
         return self.dataset.augment_batch(images, torch.Generator().manual_seed(seed)), labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of batches that have been augmented, so that a resumed run continues from there."""
+        """Return the number of augmented batches so far, so that a resumed run draws the next random numbers."""
         return {"augmented_batches": self._augmented_batches}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue the random numbers of the augmentation from a checkpoint."""
+        """Resume the augmentation's random numbers from a checkpoint."""
         self._augmented_batches = state_dict["augmented_batches"]
 
 
 def as_tuple(items: list[tuple[Tensor, int]]) -> Batch:
-    """Collate as PyTorch does, but into a tuple."""
+    """Return the items collated as PyTorch does, but as a tuple instead of a list."""
     images, labels = default_collate(items)
     return images, labels
 
 
 def coming_epoch(trainer: Trainer | None) -> int:
-    """Return the number of the next training epoch, which is not 0 in a resumed run.
+    """Return the number of the next training epoch; it is not 0 in a resumed run.
 
-    Lightning passes the same number to `set_epoch`, but too late for workers, which fetch their first batches as soon as the
-    loader is made. `trainer.current_epoch` is one too small after a checkpoint of the end of an epoch.
+    Lightning passes the same number to `set_epoch`, but too late: workers fetch their first batches as soon as the loader
+    is made. `trainer.current_epoch` is one too small if the checkpoint was saved at the end of an epoch.
     """
     if trainer is None:
         return 0

@@ -1,8 +1,8 @@
 """Glyphs: a real few-shot data set without a download, drawn from the fonts that come with matplotlib.
 
-A class is a character, its images are that character in up to 16 typefaces. Splits are scripts, as Omniglot's are
-alphabets (Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015): the
-classes of validation and test do not occur in training. `python examples/sheets.py` prints the sizes.
+A class is a character. Its images show the character in up to 16 typefaces. Each split has its own scripts, as each split
+of Omniglot has its own alphabets (Lake et al., "Human-level concept learning through probabilistic program induction",
+Science 2015), so validation and test classes do not occur in training. `python examples/sheets.py` prints the sizes.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from fewshot_callbacks.errors import InputError
 # The images of one face, by character.
 Drawings = dict[str, UInt8[np.ndarray, "size size"]]
 
-# The version of the drawing: raise it with every change that moves a pixel or a class.
+# The version of the drawing. Increase it with every change of a pixel or a class.
 VERSION = 1
 
-# The text faces among matplotlib's fonts: each family, with the endings of its regular, bold, italic and bold italic face.
-# matplotlib's display, size-variant and private-use fonts are not text.
+# The text faces among matplotlib's fonts: each family, with the suffixes of its regular, bold, italic and bold italic face.
+# matplotlib's display, size-variant and private-use fonts are not text faces.
 FAMILIES = {
     "DejaVuSans": ("", "-Bold", "-Oblique", "-BoldOblique"),
     "DejaVuSerif": ("", "-Bold", "-Italic", "-BoldItalic"),
@@ -49,27 +49,27 @@ FAMILIES = {
 }
 FACES = tuple(family + style for family, styles in FAMILIES.items() for style in styles)
 
-# The scripts, in the order in which look-alikes are dropped: the first script keeps the drawing.
+# If characters of two scripts look alike, the first of these scripts keeps its character.
 SCRIPTS = ("Latin", "symbols", "Greek", "Cyrillic", "Armenian", "Georgian")
 
 SUPERSAMPLING = 4  # glyphs are centred to a quarter of a pixel
-EM = 0.75  # share of the image's side: an average letter is a little over half as high as the image
-INK = 30 / 32  # largest share of the image's side that is ink: larger glyphs are drawn smaller
-LOOK_ALIKE = 0.01  # largest share of the ink in which look-alikes differ; see `_look_alikes`
-NO_CHARACTER = "\uffff"  # fonts draw their missing-glyph box for it
+EM = 0.75  # fraction of the image height: an average letter is a little over half as high as the image
+INK = 30 / 32  # largest height and width of a glyph, as a fraction of the image; larger glyphs are drawn smaller
+LOOK_ALIKE = 0.01  # largest fraction of the ink in which look-alikes differ; see `_look_alikes`
+NO_CHARACTER = "\uffff"  # fonts draw their missing-glyph box for this code point
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnGlyphs:
-    """All glyphs of all scripts, look-alikes removed.
+    """All glyphs of all scripts, without look-alikes.
 
     Attributes:
-        images: Ink is 255, paper 0.
+        images: Ink is 255, paper is 0.
         classes: For each image, its position in `characters`.
         faces: For each image, its position in `FACES`.
-        characters: The characters, in the order of `SCRIPTS`, then of their code points.
+        characters: The characters, in the order of `SCRIPTS`, then by code point.
         scripts: The script of each character, one of `SCRIPTS`.
-        look_alikes: For each of `SCRIPTS`, how many characters were left out because an earlier one looks the same.
+        look_alikes: For each of `SCRIPTS`, the number of characters left out because an earlier character looks the same.
     """
 
     images: UInt8[Tensor, "images 1 size size"]
@@ -81,7 +81,7 @@ class DrawnGlyphs:
 
 
 def script_of(character: str) -> str:
-    """Return the script that the character's Unicode name mentions, `symbols` where it mentions none of ours.
+    """Return the script in the character's Unicode name, or `symbols` if the name contains none of `SCRIPTS`.
 
     Examples:
         >>> [script_of(character) for character in "aλжեგ+7"]
@@ -92,12 +92,12 @@ def script_of(character: str) -> str:
 
 
 def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
-    """Draw every character that at least `min_faces` faces have, light on dark, centred by its ink.
+    """Return drawings of every character that at least `min_faces` faces contain, light on dark, centred by the ink.
 
-    All characters have one scale (em = 3/4 of the image), so that o and O differ. Only characters that would not fit
-    are drawn smaller. Characters without ink (spaces, controls, combining marks on their own), missing-glyph boxes of a
-    face, and look-alikes are left out. Drawing takes a few seconds. If standard error is a terminal, it shows a
-    progress bar.
+    All characters have the same scale (em = 3/4 of the image), so that o and O differ. Only characters that do not fit
+    are drawn smaller. Three kinds of drawings are left out: characters without ink (spaces, control characters, lone
+    combining marks), missing-glyph boxes, and look-alikes. Drawing takes a few seconds, with a progress bar if standard
+    error is a terminal.
     """
     fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
     files = [fonts / f"{face}.ttf" for face in FACES]
@@ -113,7 +113,7 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
     for file, characters in progress:
         drawings.append(_draw_face(file, [character for character in candidates if character in characters], size))
 
-    # A face may turn out to have no drawing of a character.
+    # Without empty drawings and missing-glyph boxes, fewer faces may contain a character.
     faces_of = Counter(character for drawing in drawings for character in drawing)
     candidates = [character for character in candidates if faces_of[character] >= min_faces]
     classes = _without_look_alikes(candidates, drawings)
@@ -136,17 +136,17 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
 
 
 def _characters_of(file: Path) -> set[str]:
-    """Return the characters that a font has a glyph for; glyph 0 is its missing-glyph box."""
+    """Return the characters that a font contains; glyph 0 is the font's missing-glyph box."""
     return {chr(code) for code, glyph in FT2Font(str(file)).get_charmap().items() if glyph != 0}
 
 
 def _has_ink(character: str) -> bool:
-    """Return whether a character may have ink: separators (Z), control codes (C) and combining marks (M) have none."""
+    """Return whether a character may have ink: it is not a separator (Z), control code (C) or combining mark (M)."""
     return unicodedata.category(character)[0] not in "ZCM"
 
 
 def _draw_face(file: Path, characters: list[str], size: int) -> Drawings:
-    """Return drawings of characters of one font, without characters that have no ink or a missing-glyph box."""
+    """Return the drawings of characters in one font, without empty drawings and missing-glyph boxes."""
     missing_glyph, *images = _draw([NO_CHARACTER, *characters], file, size)
     return {
         character: image
@@ -156,19 +156,19 @@ def _draw_face(file: Path, characters: list[str], size: int) -> Drawings:
 
 
 def _draw(characters: list[str], file: Path, size: int) -> UInt8[np.ndarray, "characters size size"]:
-    """Draw characters of one font; an image is all zero if its character has no ink."""
+    """Return images of characters in one font; the image of a character without ink is all zeros."""
     side = size * SUPERSAMPLING
     largest_ink = int(side * INK)
     em = round(EM * size * SUPERSAMPLING)
-    # Pillow prefers the layout of Raqm, which some builds lack, and the drawing must not depend on the build.
+    # Pillow prefers Raqm's layout, but some builds lack Raqm, and the drawing must not depend on the build.
     font = ImageFont.truetype(str(file), em, layout_engine=ImageFont.Layout.BASIC)
-    # All characters are pasted into one strip, which is reduced at once.
+    # All characters are pasted into one strip, so that a single call reduces them.
     strip = Image.new("L", (side, side * len(characters)))
     for number, character in enumerate(characters):
         ink = _ink(character, font, side)
         font_size = em
         while max(ink.size) > largest_ink:  # one step, or two if hinting rounds up
-            # The size falls by at least one, or hinting could keep it forever.
+            # Hinting could keep the ink size the same forever, so the font size decreases by at least one.
             font_size = min(font_size - 1, font_size * largest_ink // max(ink.size))
             ink = _ink(character, font.font_variant(size=font_size), side)
         left = (side - ink.width) // 2
@@ -178,14 +178,14 @@ def _draw(characters: list[str], file: Path, size: int) -> UInt8[np.ndarray, "ch
 
 
 def _ink(character: str, font: ImageFont.FreeTypeFont, side: int) -> Image.Image:
-    """Draw a character, cut to its ink; the image is empty if it has none."""
-    page = Image.new("L", (2 * side, 2 * side))  # ample: an em is 3/8 of it
+    """Return an image of a character, cropped to its ink; the image is empty if the character has no ink."""
+    page = Image.new("L", (2 * side, 2 * side))  # large enough: an em is 3/8 of the page
     ImageDraw.Draw(page).text((side // 2, side * 5 // 4), character, fill=255, font=font, anchor="ls")
     return page.crop(page.getbbox() or (0, 0, 0, 0))
 
 
 def _without_look_alikes(candidates: list[str], drawings: list[Drawings]) -> list[str]:
-    """Return the candidates that do not look like an earlier returned candidate."""
+    """Return the candidates in order, without candidates that look like an earlier one that was kept."""
     look_alikes: dict[str, set[str]] = defaultdict(set)
     for drawing in drawings:
         for first, second in _look_alikes(drawing):
@@ -199,18 +199,19 @@ def _without_look_alikes(candidates: list[str], drawings: list[Drawings]) -> lis
 
 
 def _look_alikes(drawing: Drawings) -> list[tuple[str, str]]:
-    """Return the pairs of one face whose difference, squared and summed, is at most 1 % of the larger squared ink.
+    """Return pairs of characters that look alike in one face.
 
-    They include pixel-identical pairs, and the same outline moved by a fraction of a pixel.
+    The sum of the squared pixel differences of such a pair is at most 1 % of the larger sum of squared ink. These pairs
+    include pixel-identical drawings, and the same outline moved by a fraction of a pixel.
     """
     characters = list(drawing)
     if not characters:
         return []
-    # Bytes are compared in float64: all sums are integers below 2^53, so rounding cannot decide.
+    # The sums are exact in float64: all are integers below 2^53.
     pixels = torch.from_numpy(np.stack(list(drawing.values()))).flatten(1).double()  # (glyphs, size * size)
     ink = pixels.square().sum(dim=1)
     differences = torch.addmm(ink[:, None] + ink, pixels, pixels.T, alpha=-2)  # (glyphs, glyphs)
-    # The difference is multiplied, since dividing the ink would round.
+    # Multiplying the difference is exact; dividing the ink would round.
     is_close = differences.mul_(round(1 / LOOK_ALIKE)) <= torch.maximum(ink[:, None], ink)
     return [(characters[i], characters[j]) for i, j in is_close.triu(diagonal=1).nonzero().tolist()]
 
@@ -225,27 +226,28 @@ SCRIPTS_OF: dict[Split, tuple[str, ...]] = {
 
 
 class Glyphs(FewShotDataset):
-    """The glyphs of a split: float images (1, size, size) in [0, 1], ink 1 on paper 0.
+    """Characters in up to 16 typefaces: float images (1, size, size) in [0, 1]; ink is 1, paper is 0.
 
-    Items are ordered by class, and inside a class by face. All splits are drawn the first time, in a few seconds, and kept
-    in the folder named by the environment variable FEWSHOT_CALLBACKS_CACHE, else in the user's cache folder. A damaged file
-    is drawn again. If the folder cannot be written, a warning reports it and nothing is cached.
+    This data set needs no download. Items are ordered by class, and within a class by face. The first use draws all
+    splits in a few seconds and caches them in the folder that the environment variable FEWSHOT_CALLBACKS_CACHE names, by
+    default in the user's cache folder. A damaged cache file is drawn again. If the folder is not writable, you get a
+    warning and nothing is cached.
 
     Args:
         split: "train" (Latin and symbols), "val" (Greek) or "test" (Cyrillic, Armenian, Georgian).
         size: Height and width of the images, in pixels, at least 8.
-        min_faces: A character that fewer faces contain is not a class; 1 to 16.
+        min_faces: Smallest number of faces that must contain a character, 1 to 16; other characters are left out.
 
     Attributes:
-        images: `uint8`, (items, 1, size, size); ink is 255, background 0.
-        labels: 0 ... C-1 inside the split.
-        faces: For each item, the position of its typeface in `face_names`.
-        class_names: For each class, its character.
-        scripts: For each class, its script.
+        images: uint8, (items, 1, size, size); ink is 255, paper is 0.
+        labels: int64, (items,), from 0 to C - 1 in the split.
+        faces: (items,), the position of each item's typeface in `face_names`.
+        class_names: The character of each class.
+        scripts: The script of each class.
         face_names: Names of all typefaces, including typefaces that do not occur in the split.
 
     Raises:
-        ValueError: An unknown split, or a size or a number of faces out of range.
+        ValueError: The split is unknown, or `size` or `min_faces` is out of range.
 
     Examples:
         >>> glyphs = Glyphs("test")
@@ -266,7 +268,7 @@ class Glyphs(FewShotDataset):
 
     def __init__(self, split: Split = "train", *, size: int = 32, min_faces: int = 10) -> None:
         if size < 8:
-            raise InputError(f"size is {size}; glyphs cannot be distinguished below 8 pixels. Use size >= 8.")
+            raise InputError(f"size is {size}, but glyphs below 8 pixels look alike. Use size >= 8.")
         if not 1 <= min_faces <= len(FACES):
             raise InputError(
                 f"min_faces is {min_faces}; there are {len(FACES)} faces. Use 1 <= min_faces <= {len(FACES)}."
@@ -290,32 +292,31 @@ class Glyphs(FewShotDataset):
         self.scripts = tuple(drawn.scripts[number] for number in classes)
 
     def with_split(self, split: Split) -> "Glyphs":
-        """Return the glyphs of another split, of the same drawing."""
+        """Return the glyphs of another split; nothing is drawn or loaded again."""
         glyphs = copy.copy(self)
         glyphs._choose(split)
         return glyphs
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return many items as two tensors: images (items, 1, size, size) and labels (items,)."""
+        """Return the items as two tensors: images (items, 1, size, size) and labels (items,)."""
         items = torch.tensor(indices, dtype=torch.int64)
         return self.images[items].float() / 255, self.labels[items]
 
     def augment_batch(
         self, images: Float[Tensor, "images 1 size size"], generator: torch.Generator
     ) -> Float[Tensor, "images 1 size size"]:
-        """Augment a training batch; see `augment_glyphs`."""
+        """Return an augmented training batch; see `augment_glyphs`."""
         return augment_glyphs(images, generator)
 
 
 def cache_file(size: int = 32, min_faces: int = 10) -> Path:
-    """Return where the drawing is kept; the name changes with everything that the drawing depends on.
+    """Return the path of the cached drawing, whether or not the file exists.
+
+    The file name depends on everything that changes the drawing, such as the version of matplotlib.
 
     Args:
-        size: See `Glyphs`.
-        min_faces: See `Glyphs`.
-
-    Returns:
-        The path, whether the file exists or not.
+        size: Height and width of the images, in pixels.
+        min_faces: Smallest number of faces that must contain a character.
 
     Examples:
         >>> cache_file(size=32, min_faces=10).name
@@ -329,42 +330,35 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
 
 
 def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
-    """Return all glyphs before they are split: from the cache if it is sound, else drawn and put there.
+    """Return the glyphs of all splits, from the cache if possible; otherwise draw and cache them.
 
     Args:
-        size: See `Glyphs`.
-        min_faces: See `Glyphs`.
-
-    Returns:
-        The drawing, and how many look-alikes were left out of it.
+        size: Height and width of the images, in pixels.
+        min_faces: Smallest number of faces that must contain a character.
 
     Examples:
-        >>> drawn = load_drawing()
-        >>> len(drawn.images) == len(drawn.classes)
-        True
+        >>> load_drawing().characters[:3]
+        ('A', 'B', 'C')
     """
     return load_or_draw(cache_file(size, min_faces), DrawnGlyphs, lambda: draw_glyphs(size, min_faces), "glyph")
 
 
 def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], noun: str) -> Drawn:
-    """Load a drawing from its file if that is sound, else draw it and write the file.
+    """Return a drawing from its cache file; if the file is missing or damaged, draw and cache it.
 
     Args:
-        file: The file of the drawing.
-        kind: Its class, a dataclass of tensors and plain values.
-        draw: The function that draws it.
-        noun: The name of one image of it, for messages.
-
-    Returns:
-        The drawing.
+        file: The cache file.
+        kind: Class of the drawing, a dataclass of tensors and plain values.
+        draw: Function that draws it.
+        noun: Name of one image, for messages.
     """
     try:
-        # `weights_only` keeps a file from running code, since others may be able to write to the folder.
+        # Other users may be able to write to the folder; `weights_only` prevents a file from running code.
         cached: Drawn = kind(**torch.load(file, weights_only=True))
         return cached
     except (FileNotFoundError, NotADirectoryError):
-        pass  # it was never drawn, so no warning is needed
-    except Exception as error:  # torch.load documents no error class for a damaged file
+        pass  # it was never drawn: no warning
+    except Exception as error:  # torch.load does not document which error a damaged file raises
         warnings.warn(f"The {noun} cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
     drawn = draw()
     unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}")  # other processes never read half a file
@@ -376,8 +370,8 @@ def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], noun:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         warnings.warn(
-            f"The {noun}s cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
-            "Name a folder that can be written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
+            f"The {noun}s cannot be cached in {file.parent} ({error}), so every run draws them again. Set the environment "
+            "variable FEWSHOT_CALLBACKS_CACHE to a writable folder.",
             stacklevel=3,
         )
     return drawn
@@ -393,32 +387,29 @@ def augment_glyphs(
     shift: float = 2 / 32,
     noise: float = 0.05,
 ) -> Float[Tensor, "images channels size size"]:
-    """Transform each image of a batch by its own small random affine map, and add Gaussian noise.
+    """Return the images after a small random affine map per image and Gaussian noise, clamped to [0, 1].
 
     Args:
-        images: In [0, 1], ink 1 on paper 0; new paper at the borders is 0. An empty batch comes back as it is.
-        generator: Source of the random numbers, drawn on its device; by default the global generator of the images'
-            device.
+        images: In [0, 1]; ink is 1, paper is 0. Pixels from outside an image are 0. The batch may be empty.
+        generator: Source of the random numbers, which are drawn on its device. By default the global generator of the
+            images' device.
         degrees: Rotation, uniform in ±degrees.
-        shear: Horizontal shear, uniform in ±shear (pixels aside per pixel up).
+        shear: Horizontal shear, uniform in ±shear (horizontal pixels per vertical pixel).
         scale: Scale, uniform in 1 ± scale.
-        shift: Shift along each axis, uniform in ±shift of the image's side.
+        shift: Shift along each axis, uniform in ±shift, as a fraction of the image's side.
         noise: Standard deviation of the noise.
-
-    Returns:
-        Images of the same shape and type, clamped to [0, 1].
 
     Examples:
         >>> images = torch.zeros(2, 1, 32, 32)
         >>> images[:, :, 12:20, 12:20] = 1
         >>> moved = augment_glyphs(images, torch.Generator().manual_seed(0))
-        >>> moved.shape == images.shape, bool((moved[0] == moved[1]).all())
-        (True, False)
-        >>> still = augment_glyphs(images, degrees=0, shear=0, scale=0, shift=0, noise=0)
-        >>> torch.allclose(still, images, atol=1e-5)
-        True
+        >>> moved.shape
+        torch.Size([2, 1, 32, 32])
+        >>> upright = augment_glyphs(images, degrees=0, shear=0, scale=0, shift=0, noise=0)
+        >>> round(upright[0].sum().item(), 2)  # 8 * 8 pixels of ink
+        64.0
     """
-    # `affine_grid` refuses an empty batch.
+    # `affine_grid` does not accept an empty batch.
     if len(images) == 0:
         return images
     device = generator.device if generator is not None else images.device
@@ -431,8 +422,7 @@ def augment_glyphs(
     size = 1 + uniform(scale)
     cos = angle.cos() / size
     sin = angle.sin() / size
-    # The map gives the source of each pixel of the result, in coordinates from -1 to 1: rotation, after shear, after
-    # scale.
+    # The map returns the source of each output pixel, in coordinates from -1 to 1. It scales, then shears, then rotates.
     x_row = torch.stack([cos, lean * cos - sin, 2 * uniform(shift)], dim=1)
     y_row = torch.stack([sin, lean * sin + cos, 2 * uniform(shift)], dim=1)
     theta = torch.stack([x_row, y_row], dim=1).to(images)  # (images, 2, 3)

@@ -1,4 +1,4 @@
-"""Your own images: folders, one per class."""
+"""Your own images, in one folder per class."""
 
 import itertools
 from collections import Counter
@@ -20,44 +20,47 @@ from fewshot_callbacks.files.names import composed_form
 from fewshot_callbacks.system.words import counted
 from fewshot_callbacks.trainer.lightning import rank_zero_info
 
-# Mirrored logos, words and signs are different, and the contents of the folder are unknown.
+# A mirrored logo, word or sign is a different class, and the contents of the folder are unknown.
 _TRANSFORM = PhotoTransform(flip=0.0)
 
 
 class ImageFolder(ImageSet):
-    """Your own images: `root/train/class/*.jpg`, `root/val/...` and `root/test/...`, with different classes in each.
+    """Your own images, in one folder per class.
 
-    Or `root/class/*.jpg` alone: with `val_share` and `test_share` the classes are split by a seeded draw, and `split=None`
-    takes all of them as one set.
+    Two layouts are accepted:
 
-    Validation: the folder `val_folder` must exist. If there is none, pass `val_folder=None`: Lightning then skips
-    validation, with a message that its length is zero. Test images are never used for validation unless you pass
-    `val_folder="test"`; a checkpoint chosen on them is chosen on the test set.
+    - `root/train/class/*.jpg`, `root/val/class/*.jpg` and `root/test/class/*.jpg`, with different classes in each split.
+    - `root/class/*.jpg`. A seeded draw splits the classes if you pass `val_share` and `test_share`. All classes are one
+      set if you pass `split=None`.
+
+    The folder `val_folder` must exist. If you have no validation images, pass `val_folder=None`: Lightning then skips
+    validation, with a message that the loader's length is zero. Test images are used for validation only if you pass
+    `val_folder="test"`; the best checkpoint is then chosen on the test set.
 
     Args:
-        root: The folder that holds the splits.
+        root: The folder that contains the splits or the classes.
         split: "train", "val" or "test"; None for all classes of a folder that is not split.
-        transform: What the model sees of an image. By default training images are not mirrored, since logos, words and signs
-            are others then; for photographs pass `PhotoTransform(flip=0.5)`.
-        train_folder: The folder of the training classes, inside `root`.
-        val_folder: The folder of the validation classes; None for no validation.
-        test_folder: The folder of the test classes.
-        val_share: Where `root` holds the classes themselves: the share of them to validate on; 0 for no validation.
-        test_share: The share of the classes to test on; 0 where the three folders hold the splits.
-        split_seed: Seed of that split. The classes are sorted by the SHA-256 of the seed and their names: the first are
-            for the test, the next for the validation.
+        transform: How images are resized, augmented and normalised. By default training images are not mirrored, because
+            a mirrored logo, word or sign is a different class. For photographs pass `PhotoTransform(flip=0.5)`.
+        train_folder: Name of the training folder in `root`.
+        val_folder: Name of the validation folder; None for no validation.
+        test_folder: Name of the test folder.
+        val_share: Fraction of validation classes if `root` contains the classes; 0 for no validation.
+        test_share: Fraction of test classes if `root` contains the classes; 0 if `root` contains the splits.
+        split_seed: Seed of the draw. The classes are sorted by the SHA-256 of the seed and their names. The first classes
+            are for test, the next for validation.
         memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
-        background: The colour behind what is transparent, by name or as "#rrggbb".
+        background: Colour behind transparent pixels, by name or as "#rrggbb".
 
     Raises:
         FileNotFoundError: A folder is missing.
-        ValueError: There is no class, a class without images, or one that two splits share; a link leads to a folder that
-            is read already; or a setting is out of range.
+        ValueError: There is no class, a class has no images, two splits share a class, two links lead to the same folder,
+            or a setting is out of range.
 
     Examples:
         >>> ImageFolder("birds", val_folder=None)
         Traceback (most recent call last):
-        FileNotFoundError: There is no folder birds. It should hold the folders 'train' and 'test'.
+        FileNotFoundError: There is no folder birds. Create it, with the folders 'train' and 'test' in it.
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:
@@ -93,10 +96,10 @@ class ImageFolder(ImageSet):
         elif val_share or test_share:
             check_shares(val_share, test_share)
             listed = _listed_classes(root)
-            # Otherwise `train`, `val` and `test` would silently be taken for three classes.
+            # Otherwise `train`, `val` and `test` would silently become three classes.
             if {train_folder, test_folder} <= {item.class_name for item in listed}:
                 raise InputError(
-                    f"{root} holds the folders {train_folder!r} and {test_folder!r}: it is split already. Leave out "
+                    f"{root} is already split: it contains the folders {train_folder!r} and {test_folder!r}. Leave out "
                     "val_share and test_share."
                 )
             items = _drawn_splits(listed, root, val_share, test_share, split_seed)
@@ -116,30 +119,30 @@ class ImageFolder(ImageSet):
 
 
 def _split_folders(root: Path, folders: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
-    """List the folder of each split, and refuse classes that are in two splits."""
+    """Return the images of each split; raise an error if two splits share a class."""
     _check_folders(root, folders)
-    # Validation on the test images is an explicit choice, and shares all their classes.
+    # Validation on the test images is an explicit choice, so these two splits may share their classes.
     compared: list[Split] = [split for split in folders if split != "val" or folders["val"] != folders["test"]]
     for first, second in itertools.combinations(compared, 2):
         if (root / folders[first]).samefile(root / folders[second]):
             raise InputError(
-                f"{first}_folder={folders[first]!r} and {second}_folder={folders[second]!r} are one folder of {root}; "
-                "few-shot evaluation needs classes that were never seen. Name a folder of its own for each."
+                f"{first}_folder={folders[first]!r} and {second}_folder={folders[second]!r} are one folder of {root}, but "
+                "few-shot evaluation needs unseen classes. Name a different folder for each split."
             )
     items = {split: _listed_classes(root / name) for split, name in folders.items()}
     refuse_shared(
         [(repr(folders[split]), {item.class_name for item in items[split]}) for split in compared],
-        "; few-shot evaluation needs classes that were never seen. Keep each class in one split.",
+        ", but few-shot evaluation needs unseen classes. Keep each class in one split.",
     )
     return items
 
 
 def _check_folders(root: Path, folders: Mapping[Split, str]) -> None:
-    """Refuse a missing folder; if `root` seems to contain the classes themselves, the message names the shares."""
+    """Raise an error if a folder is missing; if `root` seems to contain the classes, the message explains the shares."""
     if not root.is_dir():
         *first_names, last_name = map(repr, dict.fromkeys(folders.values()))
         raise FileNotFoundError(
-            f"There is no folder {root}. It should hold the folders {', '.join(first_names)} and {last_name}."
+            f"There is no folder {root}. Create it, with the folders {', '.join(first_names)} and {last_name} in it."
         )
     for split, name in folders.items():
         if (root / name).is_dir():
@@ -149,53 +152,54 @@ def _check_folders(root: Path, folders: Mapping[Split, str]) -> None:
         shares = ""
         if len(other_folders) >= len(folders):
             shares = (
-                f" To split the {counted(len(other_folders), 'folder')} in it as classes, pass val_share=0.2 and "
+                f" To split the classes in {counted(len(other_folders), 'folder')} there, pass val_share=0.2 and "
                 "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
             )
         purpose = "" if name == split else f" for {split}"
         raise FileNotFoundError(
-            f"{root} holds no folder {name!r}{purpose}. Make it, or pass {split}_folder=...{without_validation}.{shares}"
+            f"{root} contains no folder {name!r}{purpose}. Create it, or pass "
+            f"{split}_folder=...{without_validation}.{shares}"
         )
 
 
 def _drawn_splits(
     items: Sequence[ImageItem], root: Path, val_share: float, test_share: float, seed: int
 ) -> dict[Split, list[ImageItem]]:
-    """Split the classes by their shares; each split with a share above 0 has at least one class."""
-    # Each name is drawn separately, so that adding or removing a class moves few other classes.
+    """Return the images of each split; each split with a share above 0 has at least one class."""
+    # Each class has its own draw, so adding or removing a class moves few other classes.
     classes = sorted({item.class_name for item in items}, key=lambda name: seeded_draw(name, seed))
     test_count = max(1, round(test_share * len(classes)))
     val_count = max(1, round(val_share * len(classes))) if val_share else 0
     held_out = test_count + val_count
     if held_out >= len(classes):
         raise InputError(
-            f"{root} holds {counted(len(classes), 'class')}; val_share {val_share:g} and test_share {test_share:g} leave "
-            "none to train on. Use smaller shares, or add classes."
+            f"{root} contains {counted(len(classes), 'class')}, so val_share {val_share:g} and test_share {test_share:g} "
+            "leave no class to train on. Use smaller shares, or add classes."
         )
     classes_of: dict[Split, set[str]] = {"train": set(classes[held_out:]), "test": set(classes[:test_count])}
     if val_count:
         classes_of["val"] = set(classes[test_count:held_out])
     rank_zero_info(
-        f"{root}: {counted(len(classes), 'class')}, of which {len(classes_of['train']):,} to train, {val_count:,} to "
-        f"validate and {test_count:,} to test on (split_seed {seed})."
+        f"{root}: {counted(len(classes), 'class')}, split into {len(classes_of['train']):,} for training, {val_count:,} "
+        f"for validation and {test_count:,} for test (split_seed {seed})."
     )
     return {split: [item for item in items if item.class_name in names] for split, names in classes_of.items()}
 
 
 def _listed_classes(root: Path) -> list[ImageItem]:
-    """List the images of a folder, with the class of each, and print other contents of the folder."""
+    """Return the images of a folder with their classes, and print which files were skipped."""
     if not root.is_dir():
-        raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
+        raise FileNotFoundError(f"There is no folder {root}. Create it, with one folder of images per class.")
     of_systems = Counter[str]()
     folders = list_folders(root, of_systems)
     if not folders:
-        raise InputError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
+        raise InputError(f"{root} contains no folders. Put the images of each class into a folder there.")
     listing = list_images(folders, root)
     listing.of_systems.update(of_systems)
     empty = [folder.name for folder, files in zip(folders, listing.of_folders, strict=True) if not files]
     if empty:
         raise InputError(
-            f"{count_and_names(empty, 'class')} of {len(folders)} in {root} without an image. Add images "
+            f"{root}: there is no image of {count_and_names(empty, 'class')}, out of {len(folders)}. Add images "
             f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
     skipped = listing.describe_skipped()
@@ -203,7 +207,7 @@ def _listed_classes(root: Path) -> list[ImageItem]:
         rank_zero_info(f"{root}: {skipped}. Images end in {', '.join(ENDINGS)}.")
     items = []
     for folder, files in zip(folders, listing.of_folders, strict=True):
-        # A class has one name, whichever form of Unicode a disk or an archive uses.
+        # A class has the same name in every Unicode form that a disk or an archive may use.
         class_name = composed_form(folder.name)
         items += [ImageItem(file, class_name) for file in files]
     return items

@@ -1,8 +1,8 @@
-"""Data sets whose images are read one by one, what a model sees of them, and checks that a set is complete.
+"""The base class of data sets that read images one by one, their transforms, and checks that a set is complete.
 
-A reader of a further data set is a subclass of `ImageSet` that lists the images of each split: see
-`docs/project/add_a_data_set.md`. Where an image is not a file, but a part of an archive or a table, the subclass also
-defines `ImageSet.read_item`.
+A reader of another data set is a subclass of `ImageSet` that lists the images of each split: see
+`docs/project/add_a_data_set.md`. If an image is not a file, but a part of an archive or a table, the subclass also defines
+`ImageSet.read_item`.
 """
 
 import copy
@@ -31,34 +31,33 @@ from fewshot_callbacks.trainer.lightning import rank_zero_info
 
 @dataclass(frozen=True)
 class PhotoTransform:
-    """From a list of RGB images to one normalised batch.
+    """Transform that turns a list of RGB images into one normalised batch.
 
-    Evaluation images are resized, and their centre is cut out. Augmented ones get a random resized crop, a flip and a
-    jitter, drawn from PyTorch's random state in the process that loads them (`seed_everything(seed, workers=True)` makes a
-    run repeatable). Flips and colours are changed in the whole batch at once, since many small tensors take longer than
-    one large one.
+    Evaluation images are resized and centre-cropped. Augmented images get a random resized crop, a random horizontal flip
+    and a colour jitter. The random numbers come from PyTorch's random state in the process that loads the images:
+    `seed_everything(seed, workers=True)` makes a run repeatable.
 
     Args:
-        image_size: Height and width of the images that the model sees, in pixels.
-        resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
-            of exactly that size, of any original shape; a shorter side of 8/7 of `image_size` by default.
-        min_area: Smallest part of the image's area in the random resized crop, in (0, 1].
-        flip: Probability of the horizontal flip. It suits photographs. Logos, words and signs are others when they are
-            mirrored: pass 0 for these, as `ImageFolder` and `LogoDet3K` do by default.
-        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Mean of each channel, which is subtracted; by default that of ImageNet.
-        std: Standard deviation of each channel, by which it is divided.
+        image_size: Height and width of the images in the batch, in pixels.
+        resize: Shorter side of an evaluation image before the centre crop; a pair (height, width) resizes to exactly this
+            size and ignores the aspect ratio. By default 8/7 of `image_size`.
+        min_area: Smallest area of the random resized crop, as a fraction of the image, in (0, 1].
+        flip: Probability of the horizontal flip. A mirrored logo, word or sign is a different class: pass 0 for these, as
+            `ImageFolder` and `LogoDet3K` do by default.
+        jitter: Strength of the brightness, contrast and saturation jitter; 0 for no jitter.
+        mean: Mean per channel, which is subtracted; by default the mean of ImageNet.
+        std: Standard deviation per channel, by which the channels are divided; by default as for ImageNet.
 
     Raises:
         ValueError: A setting is out of range.
 
     Examples:
-        >>> pictures = [Image.new("RGB", (20, 10)), Image.new("RGB", (30, 40))]
-        >>> PhotoTransform(image_size=8, mean=(0, 0, 0), std=(1, 1, 1))(pictures).shape
+        >>> images = [Image.new("RGB", (20, 10)), Image.new("RGB", (30, 40))]
+        >>> PhotoTransform(image_size=8)(images).shape
         torch.Size([2, 3, 8, 8])
         >>> PhotoTransform(flip=2.0)
         Traceback (most recent call last):
-        fewshot_callbacks.errors.InputError: flip is 2.0; it is a probability. Use 0 <= flip <= 1.
+        fewshot_callbacks.errors.InputError: flip is 2.0, but it is a probability. Use 0 <= flip <= 1.
     """
 
     image_size: int = 84
@@ -75,26 +74,28 @@ class PhotoTransform:
         shorter_side = resize if isinstance(resize, int) else min(resize)
         if shorter_side < self.image_size:
             raise InputError(
-                f"resize is {resize}, smaller than image_size {self.image_size}, so the centre would be padded with "
-                f"black. Use resize >= {self.image_size}."
+                f"resize is {resize}, smaller than image_size {self.image_size}, so images would be padded with black. Use "
+                f"resize >= {self.image_size}."
             )
         if not 0 < self.min_area <= 1:
-            raise InputError(f"min_area is {self.min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
+            raise InputError(
+                f"min_area is {self.min_area}, but it is a fraction of the image's area. Use 0 < min_area <= 1."
+            )
         if not 0 <= self.flip <= 1:
-            raise InputError(f"flip is {self.flip}; it is a probability. Use 0 <= flip <= 1.")
+            raise InputError(f"flip is {self.flip}, but it is a probability. Use 0 <= flip <= 1.")
         if self.jitter < 0:
-            raise InputError(f"jitter is {self.jitter}. Use 0 for no colour jitter.")
+            raise InputError(f"jitter is {self.jitter}. Use jitter >= 0, and 0 for no colour jitter.")
         if min(self.std) <= 0:
-            raise InputError(f"std is {self.std}; images are divided by it. Use positive numbers.")
+            raise InputError(f"std is {self.std}, but images are divided by it. Use positive numbers.")
 
     def __call__(
         self, pictures: Sequence[Image.Image], augment: bool = False
     ) -> Float[Tensor, "images 3 height width"]:
-        """Return pictures as one batch.
+        """Return images as one batch.
 
         Args:
-            pictures: PIL images, at least one.
-            augment: Whether they are training images.
+            pictures: PIL images in RGB, at least one.
+            augment: Whether to augment the images, for training.
         """
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
@@ -103,7 +104,8 @@ class PhotoTransform:
         if augment and self.flip:
             is_flipped = (torch.rand(len(pixels)) < self.flip).tolist()
             pixels = [image[:, ::-1] if flip else image for image, flip in zip(pixels, is_flipped, strict=True)]
-        # Bytes take a quarter of the memory to stack, and a single pass converts and reorders them.
+        # Stacked bytes take a quarter of the memory of floats, and a single pass converts and reorders them. Flips and
+        # colours change the whole batch at once, because many small tensors take longer than a large one.
         stacked = torch.from_numpy(np.stack(pixels)).movedim(3, 1)
         batch = stacked.to(torch.float32, memory_format=torch.contiguous_format)
         batch.div_(255)
@@ -114,11 +116,11 @@ class PhotoTransform:
         return batch.sub_(mean).div_(std)
 
     def _resized(self) -> int | tuple[int, int]:
-        # 8/7 is 256 to 224, as images of ImageNet are usually resized and cropped.
+        # 8/7 is 256/224: ImageNet images are usually resized to 256 and cropped to 224 pixels.
         return round(self.image_size * 8 / 7) if self.resize is None else self.resize
 
     def steps(self, augment: bool) -> list[Any]:
-        """List the transforms that bring one image to `image_size`."""
+        """Return the transforms that resize or crop one image to `image_size`."""
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
         if augment:
@@ -127,27 +129,27 @@ class PhotoTransform:
 
 
 def check_image_size(image_size: int) -> None:
-    """Refuse images without a pixel."""
+    """Raise an error if images would have no pixels."""
     if image_size < 1:
         raise InputError(f"image_size is {image_size}. Use image_size >= 1.")
 
 
 def jitter_colours(images: Float[Tensor, "images 3 height width"], strength: float) -> None:
-    """Change the brightness, the contrast and the saturation of each image at random, in this order and in place.
+    """Change brightness, contrast and saturation of each image at random, in this order and in place.
 
-    Each is scaled by its own factor, uniform in 1 ± strength and at least 0: brightness towards black, contrast
-    towards the mean grey of the image, saturation towards the grey of each pixel. Values are cut to [0, 1] after each,
-    as Pillow's `ImageEnhance` does.
+    Each change blends the image with black (brightness), with the image's mean grey (contrast) or with each pixel's grey
+    (saturation). The factor is uniform in 1 ± strength, at least 0, and drawn per image and change. Values are clamped to
+    [0, 1] after each change, as Pillow's `ImageEnhance` does.
 
     Args:
-        images: The images, with values in [0, 1].
+        images: The images, in [0, 1].
         strength: The largest change of a factor; 0 changes nothing.
     """
     low = max(0.0, 1 - strength)  # a negative factor would invert the image
     high = 1 + strength
     brightness, contrast, saturation = low + (high - low) * torch.rand(3, len(images), 1, 1, 1)
     images.mul_(brightness).clamp_(max=1)
-    # All steps work in place: a batch of 120 images of 84 x 84 takes 10 MB, and each copy as many
+    # In place, because a batch of 120 images of 84 x 84 pixels takes 10 MB, and each copy another 10 MB.
     mean_grey = _grey(images).mean(dim=(1, 2, 3), keepdim=True)
     images.sub_(mean_grey).mul_(contrast).add_(mean_grey).clamp_(0, 1)
     grey = _grey(images)
@@ -155,7 +157,7 @@ def jitter_colours(images: Float[Tensor, "images 3 height width"], strength: flo
 
 
 def _grey(images: Float[Tensor, "images 3 height width"]) -> Float[Tensor, "images 1 height width"]:
-    """Return the luma of ITU-R BT.601, which is Pillow's grey."""
+    """Return the luma of ITU-R BT.601, as Pillow defines grey."""
     red, green, blue = images.split(1, dim=1)
     grey: Tensor = 0.299 * red
     return grey.add_(green, alpha=0.587).add_(blue, alpha=0.114)
@@ -172,10 +174,9 @@ class ImageItem(NamedTuple):
     """An image of a data set.
 
     Attributes:
-        file: Its file.
+        file: The image file.
         class_name: The name of its class.
-        box: The part of it that is served: left, top, right and bottom, in pixels of the upright image; None for
-            the whole image.
+        box: Crop of the upright image: left, top, right and bottom in pixels; None for the whole image.
     """
 
     file: str | Path
@@ -184,11 +185,11 @@ class ImageItem(NamedTuple):
 
 
 class DecodedImages:
-    """A cache of images by their number. Once it is full, further images are read at each access.
+    """Cache of decoded images, by index. Once the cache is full, other images are read at each access.
 
     Args:
-        memory_mb: Memory for their pixels, in MB. The workers of a loader share it equally.
-        items: Number of all images, for the message that they do not fit.
+        memory_mb: Memory for the pixels, in MB. Each of a loader's n workers gets 1/n of it.
+        items: Number of all images, for the message that the cache is full.
     """
 
     def __init__(self, memory_mb: float, items: int) -> None:
@@ -196,11 +197,11 @@ class DecodedImages:
         self.items = items
         self._images: dict[int, Image.Image] = {}
         self._bytes = 0
-        # If the user turned the cache off, no message reports that it is full.
+        # If the user turned the cache off, no message is printed.
         self._is_full = memory_mb == 0
 
     def get(self, index: int, read: Callable[[int], Image.Image]) -> Image.Image:
-        """Return an image from the cache, or read it and put it there."""
+        """Return an image from the cache; if it is not cached, read and cache it."""
         if index in self._images:
             return self._images[index]
         image = read(index)
@@ -213,49 +214,47 @@ class DecodedImages:
             self._bytes += size
             return image
         self._is_full = True
-        # Each worker of a loader would report it, and again at every start.
+        # Every worker of a loader would print the message, at each start.
         if worker is None:
             rank_zero_info(
-                f"{len(self._images):,} of {self.items:,} images fill memory_mb = {self.memory_mb:g} once they are "
-                f"decoded; the others are decoded at each access. Use a larger memory_mb, or num_workers to decode them in "
-                f"other processes."
+                f"The decoded images fill memory_mb = {self.memory_mb:g}: {len(self._images):,} of {self.items:,} images "
+                f"are cached, and the other images are decoded at each access. Use a larger memory_mb, or num_workers to "
+                f"decode images in other processes."
             )
         return image
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the images out: a spawned worker reads its part itself."""
+        """Return the state without the images; a spawned worker reads its images itself."""
         return self.__dict__ | {"_images": {}, "_bytes": 0}
 
 
 class ImageSet(FewShotDataset):
-    """Images that are read on access, and kept decoded as far as they fit.
+    """Base class of data sets that read an image at its first access and cache the decoded image.
 
-    An image is turned upright by its Exif tag, and transparent parts show `background`.
-
-    Labels are 0 ... C-1 in the order of the class names.
+    Images are turned upright by their Exif tag. Transparent pixels are filled with `background`. Labels run from 0 to C - 1
+    in the order of the class names.
 
     Args:
         items: The images of each split.
-        split: The split that is served.
-        transform: A function from a list of PIL images, and whether they are to be augmented, to a float batch.
-        memory_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
-            epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none, infinity
-            all.
-        mode: Pillow's mode that an image is converted to: colour or grey.
-        background: The colour behind what is transparent, by name or as "#rrggbb".
-        no_validation: Why there is no validation split if the user chose so, and how to get one.
+        split: The selected split.
+        transform: Function that takes a list of PIL images, and whether to augment them, and returns a float batch.
+        memory_mb: Memory for the decoded images of a split, in MB. Images that do not fit are decoded at each access. The
+            workers of a loader share this memory. 0 caches no image, and `float("inf")` caches all images.
+        mode: Pillow mode of the images: "RGB" for colour or "L" for grey.
+        background: Colour behind transparent pixels, by name or as "#rrggbb".
+        no_validation: If the user chose to have no validation split: the reason and the fix, for the message.
 
     Attributes:
-        transform: The argument of this name.
-        background: The argument of this name.
-        items: The images of the split that is served.
+        transform: The argument `transform`.
+        background: The argument `background`.
+        items: The images of the selected split.
         files: The file of each item.
         labels: (items,), int64.
         class_names: The name of each label.
 
     Raises:
-        ValueError: There is no such split, or a setting is out of range. An image that cannot be read is named when it is
-            served.
+        ValueError: There is no such split, or a setting is out of range. `batch` raises an error that names an image that
+            cannot be read.
     """
 
     def __init__(
@@ -270,8 +269,8 @@ class ImageSet(FewShotDataset):
         no_validation: str = "",
     ) -> None:
         if not memory_mb >= 0:
-            raise InputError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
-        parse_colour(background)  # fails here, not in a worker at the first transparent image
+            raise InputError(f"memory_mb is {memory_mb}. Use 512 for half a gigabyte, or 0 to cache no decoded images.")
+        parse_colour(background)  # a wrong colour fails here, not in a worker at the first transparent image
         self.transform = transform
         self.background = background
         self.splits = tuple(items)
@@ -283,14 +282,14 @@ class ImageSet(FewShotDataset):
         self._choose(split)
 
     def _choose(self, split: Split) -> None:
-        """Serve a split."""
+        """Select a split."""
         if split not in self.splits:
             if split == "val" and self._no_validation:
                 raise InputError(f"There is no validation split: {self._no_validation}")
             raise InputError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
         self.split: Split = split
         self.items = self._items_of_splits[split]
-        # Names are sorted, so that labels depend neither on the order of the file system nor on the machine.
+        # Names are sorted, so that labels do not depend on the order of the file system.
         names = sorted({item.class_name for item in self.items})
         label_of = {name: label for label, name in enumerate(names)}
         self.labels = torch.tensor([label_of[item.class_name] for item in self.items], dtype=torch.int64)
@@ -302,40 +301,40 @@ class ImageSet(FewShotDataset):
         return tuple(str(item.file) for item in self.items)
 
     def with_split(self: AnyImageSet, split: Split) -> AnyImageSet:
-        """Return the images of another split; nothing is listed again, and decoded images are shared."""
-        images = copy.copy(self)  # shallow: both share the lists and the decoded images
+        """Return the images of another split. Folders are not listed again, and both objects share the cache."""
+        images = copy.copy(self)  # shallow: both objects share the lists and the cache
         images._choose(split)
         return images
 
     def augmented(self: AnyImageSet, seed: int = 0) -> AnyImageSet:
-        """Return the same images, augmented from PyTorch's random state; decoded images are shared."""
+        """Return the same images, augmented with PyTorch's random state. Both objects share the cache."""
         images = copy.copy(self)
         images._augment = True
         return images
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Return many items as two tensors: images (items, channels, height, width) and labels (items,)."""
+        """Return the items as two tensors: images (items, channels, height, width) and labels (items,)."""
         cache = self._caches[self.split]
         pictures = [cache.get(index, self.read_item) for index in indices]
         return self.transform(pictures, self._augment), self.labels[list(indices)]
 
     def read_item(self, index: int) -> Image.Image:
-        """Read the image of an item from its file, and cut out its box; it is not transformed.
+        """Return the image of an item, cropped to its box but not transformed.
 
-        A subclass whose images are not files overrides this method. It is called in the main process and in the workers
-        of a loader, which have a copy of the data set, forked or pickled. Processes must not share an open archive or a
-        connection: open it here, once for each `os.getpid()`, and exclude it from the pickled state.
+        A subclass overrides this method if its images are not files. The main process and the workers of a loader call it;
+        each worker has a forked or pickled copy of the data set. Processes must not share an open archive or a connection:
+        open it here, once per `os.getpid()`, and exclude it from the pickled state.
 
         Args:
-            index: The place of the item in `items`.
+            index: The position of the item in `items`.
 
         Returns:
-            The image in the mode of the data set, upright and without transparency. It may be kept in memory and served
-            again, so nobody changes it.
+            The image in the mode of the data set, upright and without transparency. The image may be cached, so do not
+            change it in place.
 
         Raises:
-            ValueError: If it cannot be read; the message names the item and says what to do. Any other error, such as a
-                FileNotFoundError, reaches the user as it is.
+            ValueError: The image cannot be read; the message names the item and the fix. Other errors, such as
+                FileNotFoundError, reach the user unchanged.
         """
         item = self.items[index]
         try:
@@ -350,7 +349,7 @@ class ImageSet(FewShotDataset):
 
 
 def count_and_names(names: Sequence[str], noun: str) -> str:
-    """Write the number of things and the first names: `1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
+    """Return a count with the first names: `1 class ('a')`, or `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
     first_names = ", ".join(map(repr, names[:_MAX_NAMED]))
     further = ", ..." if len(names) > _MAX_NAMED else ""
     return f"{counted(len(names), noun)} ({first_names}{further})"
@@ -360,26 +359,26 @@ def required(path: Path, fix: str) -> Path:
     """Return the path of a file or folder that must exist.
 
     Raises:
-        FileNotFoundError: If it does not; the message ends in `fix`.
+        FileNotFoundError: It does not exist; the message ends in `fix`.
     """
     if path.exists():
         return path
-    # The deepest existing folder shows how much of a path is correct.
+    # The deepest existing folder shows which part of the path is correct.
     nearest = next(parent for parent in path.parents if parent.exists() or parent == parent.parent)
-    raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
+    raise FileNotFoundError(f"{nearest} does not contain {path.relative_to(nearest).as_posix()!r}. {fix}")
 
 
 def refuse_any(faulty: Sequence[object], fault: str, fix: str, error: type[Exception] = FileNotFoundError) -> None:
-    """Refuse a set with faults; the message names the first of them and the fix.
+    """Raise an error if there are faulty files or names; the message states the fault, the first of them and the fix.
 
     Args:
         faulty: The files or names that are missing or cannot be used.
         fault: The fault, for the message.
-        fix: What to do about it.
+        fix: The last sentence of the message.
         error: The class of the error.
 
     Raises:
-        Exception: If there is a fault; of the class `error`.
+        Exception: `faulty` is not empty; the error has the class `error`.
     """
     if faulty:
         raise error(f"{fault}; the first is {str(faulty[0])!r}. {fix}")
@@ -394,26 +393,23 @@ def in_splits(
     *,
     partial: bool,
 ) -> dict[Split, list[ImageItem]]:
-    """Deal listed images to their splits, and refuse a set that is not complete.
+    """Return the images of each split, in the order of the lists; raise an error if the set is not complete.
 
     Args:
-        listed: The split of each image, and the image.
+        listed: The split and the item of each image.
         folder: The folder of the images.
         lists: The name of the lists, for messages.
-        fix: What to do about what is missing: the beginning of a sentence.
-        published: Number of classes of each split.
-        partial: Leave out images that are missing, and accept fewer classes, but no split without a class.
-
-    Returns:
-        The images of each split, in the order of the lists.
+        fix: Beginning of the sentence that explains how to complete the set.
+        published: The published number of classes per split.
+        partial: Leave out missing images and accept fewer classes; every split still needs a class.
 
     Raises:
-        FileNotFoundError: If an image is missing.
-        ValueError: If an image is listed twice, the numbers of classes differ from the published ones, or a split is empty.
+        FileNotFoundError: An image is missing.
+        ValueError: An image is listed twice, the numbers of classes differ from the published numbers, or a split is empty.
     """
-    complete_or_partial = f"{fix}, or pass partial=True to use what is there."
+    complete_or_partial = f"{fix}, or pass partial=True to use only the files that exist."
     repeated = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
-    fault = f"{len(repeated):,} of the images of {lists} are listed twice, and would count twice"
+    fault = f"{len(repeated):,} of the images in {lists} are listed twice and would count twice"
     refuse_any(_names_in(folder, repeated), fault, f"{fix}.", ValueError)
     file_on_disk = paths_on_disk([Path(item.file) for _, item in listed], folder)
     items: dict[Split, list[ImageItem]] = {name: [] for name in published}
@@ -425,7 +421,7 @@ def in_splits(
         else:
             missing.append(file)
     if not partial:
-        fault = f"{len(missing):,} of the {len(listed):,} images of {lists} are not in {folder}"
+        fault = f"{len(missing):,} of the {len(listed):,} images in {lists} are missing from {folder}"
         refuse_any(_names_in(folder, missing), fault, complete_or_partial)
         _check_published(items, published, folder.parent, complete_or_partial)
     check_no_split_is_empty(items, folder.parent, f"{fix}.")
@@ -433,29 +429,29 @@ def in_splits(
 
 
 def _names_in(folder: Path, files: Sequence[str | Path]) -> list[str]:
-    """Return the names of files from a folder on, as lists write them."""
+    """Return the paths of files relative to a folder, as the lists write them."""
     return [Path(os.path.relpath(file, folder)).as_posix() for file in files]
 
 
 def _check_published(
     items: Mapping[Split, Sequence[ImageItem]], published: Mapping[Split, int], folder: Path, fix: str
 ) -> None:
-    """Refuse splits with other numbers of classes than published."""
+    """Raise an error if the numbers of classes differ from the published numbers."""
     classes = {split: len({item.class_name for item in split_items}) for split, split_items in items.items()}
     if classes != dict(published):
-        counts = "; ".join(f"{split} has {classes[split]} of {number}" for split, number in published.items())
-        raise InputError(f"The classes in {folder} are not the published ones: {counts}. {fix}")
+        counts = ", ".join(f"{split} has {classes[split]} of {number}" for split, number in published.items())
+        raise InputError(f"{folder} does not contain the published number of classes: {counts}. {fix}")
 
 
 def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:
-    """Refuse a class that is in two folders or lists of splits.
+    """Raise an error if two splits share a class.
 
     Args:
-        classes: The name of each folder or list, and its classes.
+        classes: The name of each split's folder or list, and its classes.
         fix: The end of the message.
 
     Raises:
-        ValueError: If two share a class; the message ends in `fix`.
+        ValueError: Two splits share a class; the message ends in `fix`.
     """
     for (first, first_classes), (second, second_classes) in itertools.combinations(classes, 2):
         shared = sorted(set(first_classes) & set(second_classes))
@@ -464,24 +460,24 @@ def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> Non
 
 
 def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], folder: Path, fix: str) -> None:
-    """Refuse a split without an image, which a part of a set may have.
+    """Raise an error if a split has no images; an incomplete set may have such a split.
 
     Raises:
-        ValueError: If there is one; the message ends in `fix`.
+        ValueError: A split has no images; the message ends in `fix`.
     """
     empty = [split for split, split_items in items.items() if not split_items]
     if empty:
-        raise InputError(f"What is in {folder} leaves {' and '.join(empty)} without a class. {fix}")
+        raise InputError(f"{folder} contains no class for {' and '.join(empty)}. {fix}")
 
 
 def check_shares(val_share: float, test_share: float) -> None:
-    """Refuse shares of classes that leave nothing to train or to test on.
+    """Raise an error if the shares leave no classes for training or for the test.
 
     Raises:
-        ValueError: If they do.
+        ValueError: A share is out of range, or the shares add up to 1 or more.
     """
     if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
         raise InputError(
-            f"val_share is {val_share} and test_share {test_share}; the rest is trained on. Use val_share >= 0 and "
-            "test_share > 0 with a sum below 1."
+            f"val_share is {val_share} and test_share is {test_share}; the other classes are for training. Use "
+            "val_share >= 0 and test_share > 0 with a sum below 1."
         )

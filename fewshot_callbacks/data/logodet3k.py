@@ -1,4 +1,4 @@
-"""LogoDet-3K: the annotated boxes of 3,000 logos, with classes split by a seeded draw."""
+"""LogoDet-3K: annotated boxes of 3,000 logos; a seeded draw splits the classes."""
 
 import re
 from collections import Counter
@@ -45,20 +45,17 @@ _VARIANT = re.compile(r"-\d+$")
 
 
 def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> Split:
-    """Draw a class into a split by its brand (`split_of`).
+    """Return the split of a class, drawn by its brand (`split_of`): "train", "val" or "test".
 
-    The brand is the name in lower case without a last "-1", "-2", ..., so that the variants of one brand are never in two
-    splits. The draw does not depend on the other classes, so that no class changes its split with `min_boxes` or in a part
-    of the set. The shares are met only on average.
+    The brand is the lower-case name without a final "-1", "-2", ..., so that all variants of a brand are in the same split.
+    The draw does not depend on the other classes: a class keeps its split if `min_boxes` changes or if the set is
+    incomplete. The fractions of validation and test classes match the shares only on average.
 
     Args:
         name: Name of the class.
-        val_share: Share of the classes to validate on, on average.
-        test_share: Share of the classes to test on, on average.
-        seed: Another seed is another draw.
-
-    Returns:
-        "train", "val" or "test".
+        val_share: Expected fraction of validation classes.
+        test_share: Expected fraction of test classes.
+        seed: Seed of the draw.
 
     Examples:
         >>> {logo_split(f"lexus-{i}", val_share=0.2, test_share=0.2, seed=0) for i in range(9)}
@@ -69,16 +66,17 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
 
 @dataclass(frozen=True)
 class LogoCounts:
-    """Numbers of classes and boxes of LogoDet-3K that are used, and that are left out.
+    """Numbers of classes and boxes of LogoDet-3K that are used or left out.
 
     Attributes:
-        classes: Classes that are used, over all splits.
-        boxes: Boxes that are used, over all splits.
-        broken_boxes: Boxes left out: without a name, without four finite numbers, empty, or outside the image.
-        small_classes: Classes left out: with fewer than `min_boxes` boxes that are not broken.
-        boxes_of_small_classes: Number of boxes of these classes.
-        missing_images: Annotations without their image; 0 without `partial`.
-        unreadable_files: Annotations or images that cannot be read; 0 without `partial`.
+        classes: Number of classes in all splits.
+        boxes: Number of boxes in all splits.
+        broken_boxes: Boxes left out because they have no name, lack four finite numbers, are empty, or are outside the
+            image.
+        small_classes: Classes left out because they have fewer than `min_boxes` valid boxes.
+        boxes_of_small_classes: Number of valid boxes in these classes.
+        missing_images: Annotations left out because their image is missing; 0 without `partial`.
+        unreadable_files: Annotations and images left out because they cannot be read; 0 without `partial`.
     """
 
     classes: int
@@ -90,47 +88,47 @@ class LogoCounts:
     unreadable_files: int
 
     def in_words(self) -> str:
-        """One sentence.
+        """Return the counts as a message.
 
         Examples:
             >>> LogoCounts(3, 70, 2, 1, 5, 0, 0).in_words()
-            'LogoDet-3K: 70 boxes of 3 classes; left out are 2 broken boxes and 1 small class with 5 boxes.'
+            'LogoDet-3K: 70 boxes in 3 classes. Left out: 2 broken boxes, 1 small class with 5 boxes.'
         """
         words = (
-            f"LogoDet-3K: {counted(self.boxes, 'box')} of {counted(self.classes, 'class')}; left out are "
-            f"{counted(self.broken_boxes, 'broken box')} and {counted(self.small_classes, 'small class')} with "
+            f"LogoDet-3K: {counted(self.boxes, 'box')} in {counted(self.classes, 'class')}. Left out: "
+            f"{counted(self.broken_boxes, 'broken box')}, {counted(self.small_classes, 'small class')} with "
             f"{counted(self.boxes_of_small_classes, 'box')}"
         )
         if self.missing_images or self.unreadable_files:
-            words += f", {counted(self.missing_images, 'missing image')} and "
+            words += f", {counted(self.missing_images, 'missing image')}, "
             words += counted(self.unreadable_files, "unreadable file")
         return words + "."
 
 
 @dataclass(frozen=True)
 class LogoTransform(PhotoTransform):
-    """As `PhotoTransform`, but the whole box is squeezed to a square.
+    """`PhotoTransform` that resizes the whole box to a square and ignores its aspect ratio.
 
-    Logos are of all shapes, and a part of a wide one may be another logo. So a box is squeezed for evaluation to
-    `image_size`, for training to `resize`, before the random resized crop. Nothing is mirrored unless `flip` is set, since
-    logos contain letters.
+    Logos have all aspect ratios, and a crop of a wide logo may show another logo. Evaluation boxes are therefore resized to
+    `image_size` without a crop. Training boxes are resized to `resize` before the random resized crop. Nothing is mirrored
+    by default, because logos contain letters.
 
     Args:
-        image_size: Height and width of the images that the model sees, in pixels.
-        resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size` by
-            default.
-        min_area: Smallest part of the image's area in the random resized crop, in (0, 1].
+        image_size: Height and width of the images in the batch, in pixels.
+        resize: Side of the square to which a training box is resized before the random crop; by default 8/7 of
+            `image_size`.
+        min_area: Smallest area of the random resized crop, as a fraction of the image, in (0, 1].
         flip: Probability of the horizontal flip.
-        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Mean of each channel, which is subtracted; by default that of ImageNet.
-        std: Standard deviation of each channel, by which it is divided.
+        jitter: Strength of the brightness, contrast and saturation jitter; 0 for no jitter.
+        mean: Mean per channel, which is subtracted; by default the mean of ImageNet.
+        std: Standard deviation per channel, by which the channels are divided; by default as for ImageNet.
     """
 
     min_area: float = 0.6
     flip: float = 0.0
 
     def steps(self, augment: bool) -> list[Any]:
-        """List the transforms that bring one box to `image_size`."""
+        """Return the transforms that resize or crop one box to `image_size`."""
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
         side = self._resized() if augment else self.image_size
@@ -144,37 +142,35 @@ _TRANSFORM = LogoTransform()
 
 
 class LogoDet3K(ImageSet):
-    """LogoDet-3K as it is published; each annotated box is a separate image.
+    """The LogoDet-3K data set of logos; each annotated box is a separate image.
 
-    **No split of its classes is published**: the paper is about detection. Here `logo_split` assigns classes to train,
-    val and test, and results can only be compared at the same shares and seed.
+    **No split of the classes is published**, because the paper is about detection. `logo_split` draws the train, val and
+    test classes. You can compare results only if they use the same shares and seed.
 
-    `root` holds the folder that the archive unpacks to, an annotation in the format of Pascal VOC beside each image:
+    `root` is the folder into which you unpacked the archive. Each image has an annotation in Pascal VOC format:
 
         LogoDet-3K/Food/Oreo/1.jpg
         LogoDet-3K/Food/Oreo/1.xml
 
-    A class is the name of an object in the annotations (not the folder's). A box is cut to the image's borders; broken boxes
-    and classes with fewer than `min_boxes` boxes are left out and counted (`counts`, and a message). Every
-    annotation and the size of every image is read once.
-
-    Labels are in the order of the class names.
+    The class of a box is the object's name in the annotation, not the folder's name. Boxes are clipped to the image.
+    Broken boxes, and classes with fewer than `min_boxes` boxes, are left out; `counts` and a message report how many.
+    Every annotation and the size of every image is read once. Labels follow the order of the class names.
 
     Args:
-        root: The folder that holds `LogoDet-3K`.
+        root: The folder that contains `LogoDet-3K`.
         split: "train", "val" or "test".
-        transform: What the model sees of a box.
-        min_boxes: A class with fewer boxes is left out. An episode needs shots + queries of each class.
-        val_share: Share of the classes to validate on, on average (`logo_split`); 0 for no validation.
-        test_share: Share of the classes to test on, on average.
-        split_seed: Seed of the split.
-        partial: Accept an incomplete set: categories may be missing, and annotations without an image
-            and files that cannot be read are left out and counted.
+        transform: How boxes are resized, augmented and normalised.
+        min_boxes: Classes with fewer boxes are left out. An episode needs shots + queries boxes per class.
+        val_share: Expected fraction of validation classes (`logo_split`); 0 for no validation.
+        test_share: Expected fraction of test classes.
+        split_seed: Seed of the draw.
+        partial: Accept an incomplete set. Categories may be missing. Annotations without an image, and files that cannot be
+            read, are left out and counted.
         memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Attributes:
-        counts: What is used, over all splits, and what is left out.
-        boxes: (items, 4), left, top, right and bottom in pixels, inside the image.
+        counts: Numbers of classes and boxes that are used or left out, over all splits.
+        boxes: (items, 4), int64: left, top, right and bottom of each item in pixels, inside the image.
 
     Raises:
         FileNotFoundError: A folder or an image is missing.
@@ -218,10 +214,10 @@ class LogoDet3K(ImageSet):
         memory_mb: float = 512,
     ) -> None:
         if min_boxes < 1:
-            raise InputError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
+            raise InputError(f"min_boxes is {min_boxes}, but every class has at least one box. Use min_boxes >= 1.")
         check_shares(val_share, test_share)
         folder = Path(root) / FOLDER
-        fix = f"Unpack {ARCHIVE} into {root}, or pass partial=True to use what is there."
+        fix = f"Unpack {ARCHIVE} into {root}, or pass partial=True to use only the files that exist."
         annotations = _read_annotations(folder, fix, partial=partial)
         boxes_of_class = Counter(item.class_name for item in annotations.items)
         items = [item for item in annotations.items if boxes_of_class[item.class_name] >= min_boxes]
@@ -240,8 +236,7 @@ class LogoDet3K(ImageSet):
             unreadable_files=len(annotations.unreadable),
         )
         rank_zero_info(self.counts.in_words())
-        # With a share of 0 there is no validation split. It is not refused as empty, and the error for a request for it
-        # names the share.
+        # With a share of 0 there is no validation split, so it must not fail the check for empty splits.
         splits = [name for name in SPLITS if name != "val" or val_share > 0]
         items_of = {name: [item for item in items if split_of_class[item.class_name] == name] for name in splits}
         check_no_split_is_empty(
@@ -256,20 +251,20 @@ class LogoDet3K(ImageSet):
 
     @property
     def boxes(self) -> Int[Tensor, "items 4"]:
-        """Left, top, right and bottom of each item in pixels, inside the image."""
+        """(items, 4), int64: left, top, right and bottom of each item in pixels, inside the image."""
         return torch.tensor([item.box for item in self.items])
 
 
 @dataclass
 class _Annotations:
-    """The contents of the annotations of a set.
+    """The contents of all annotations.
 
     Attributes:
-        items: All boxes that are not broken.
-        broken_boxes: Number of boxes without a name, without four finite numbers, empty, or outside the image.
+        items: The valid boxes.
+        broken_boxes: Number of boxes that have no name, lack four finite numbers, are empty, or are outside the image.
         without_image: Annotations without an image.
         unreadable: Annotations and images that cannot be read.
-        of_systems: Numbers of files that operating systems leave in folders, by name.
+        of_systems: Number of files that operating systems leave in folders, by name.
     """
 
     items: list[ImageItem] = field(default_factory=list)
@@ -280,13 +275,13 @@ class _Annotations:
 
 
 def _read_annotations(folder: Path, fix: str, *, partial: bool) -> _Annotations:
-    """Read all annotations, and refuse an incomplete set unless it may be `partial`."""
+    """Return the contents of all annotations; unless `partial`, raise an error if the set is incomplete."""
     annotations = _Annotations()
     categories = list_folders(required(folder, fix), annotations.of_systems)
     if not partial:
         present = {category.name.casefold() for category in categories}
         absent = [category for category in CATEGORIES if category.casefold() not in present]
-        refuse_any(absent, f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}", fix)
+        refuse_any(absent, f"{len(absent)} of the {len(CATEGORIES)} categories are missing from {folder}", fix)
     for category in categories:
         for brand in list_folders(category, annotations.of_systems):
             _read_brand(brand, annotations)
@@ -295,15 +290,15 @@ def _read_annotations(folder: Path, fix: str, *, partial: bool) -> _Annotations:
         rank_zero_info(f"{folder}: {describe_system_names(annotations.of_systems)}.")
     if not partial:
         without_image = counted(len(annotations.without_image), "annotation")
-        refuse_any(annotations.without_image, f"{folder} holds {without_image} without its image", fix)
+        refuse_any(annotations.without_image, f"{folder} contains {without_image} without an image", fix)
         unreadable = counted(len(annotations.unreadable), "unreadable file")
-        refuse_any(annotations.unreadable, f"{folder} holds {unreadable}", fix, ValueError)
+        refuse_any(annotations.unreadable, f"{folder} contains {unreadable}", fix, ValueError)
     return annotations
 
 
 def _read_brand(folder: Path, annotations: _Annotations) -> None:
-    """Add the boxes of a folder, each annotation with its image."""
-    # The folder is listed once, which is faster than a check for each image. Endings may be in upper case.
+    """Add the boxes of all annotations in a folder."""
+    # Listing the folder once is faster than checking each image. File extensions may be in upper case.
     names = {spelling_key(entry.name): entry.name for entry in list_entries(folder, annotations.of_systems)}
     for xml_name in sorted(name for name in names if name.endswith(".xml")):
         xml = folder / names[xml_name]
@@ -337,7 +332,7 @@ def _read_annotation(xml: Path, jpg: Path, annotations: _Annotations) -> None:
 
 
 def _annotated_size(annotation: ElementTree.Element) -> tuple[float, ...]:
-    """Return the width and height of the annotated picture; empty if the annotation lacks them."""
+    """Return the width and height of the annotated image; empty if the annotation lacks them."""
     try:
         return tuple(float(annotation.findtext(f"size/{side}") or "nan") for side in ("width", "height"))
     except ValueError:
@@ -347,12 +342,12 @@ def _annotated_size(annotation: ElementTree.Element) -> tuple[float, ...]:
 def _box(
     element: ElementTree.Element, size: PictureSize, *, is_of_stored_picture: bool
 ) -> tuple[int, int, int, int] | None:
-    """Return left, top, right and bottom of an object, upright and cut to the image; None for a broken box.
+    """Return left, top, right and bottom of an object in the upright image, clipped to it; None for a broken box.
 
     Args:
         element: The object in the annotation.
-        size: The size of its picture.
-        is_of_stored_picture: Whether the picture was annotated as it is stored, before its Exif tag turns it.
+        size: The size of the image.
+        is_of_stored_picture: Whether the box refers to the stored image, before its Exif tag rotates it.
     """
     sides = ("xmin", "ymin", "xmax", "ymax")
     try:

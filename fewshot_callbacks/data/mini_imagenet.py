@@ -1,4 +1,4 @@
-"""mini-ImageNet: 100 classes of ImageNet with 600 images each, in the split of Ravi and Larochelle (2017)."""
+"""mini-ImageNet: 100 ImageNet classes with 600 images each, in the split of Ravi and Larochelle (2017)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,38 +13,38 @@ LISTS = (
     "train.csv, val.csv and test.csv of Ravi and Larochelle (data/miniImagenet in "
     "https://github.com/twitter-research/meta-learning-lstm)"
 )
-IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists name, under the names of the lists"
-# Published numbers of classes, which reveal an incomplete copy.
+IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists name, under the file names in the lists"
+# The published numbers of classes: a copy with other numbers is incomplete.
 CLASSES: Mapping[Split, int] = {"train": 64, "val": 16, "test": 20}
 
 _TRANSFORM = PhotoTransform()
 
 
 class MiniImageNet(ImageSet):
-    r"""mini-ImageNet in the lists of Ravi and Larochelle: 64 training, 16 validation and 20 test classes.
+    r"""The mini-ImageNet data set in the split of Ravi and Larochelle: 64 training, 16 validation and 20 test classes.
 
-    `root` holds the three lists, as they are published, and the images in one folder:
+    `root` contains the three published lists, and one folder with the images:
 
         train.csv, val.csv, test.csv           filename,label
                                                n0153282900000005.jpg,n01532829
         images/n0153282900000005.jpg
 
-    The lists name 600 images of each class: 38,400, 9,600 and 12,000. The authors publish no archive of the images;
-    they are ImageNet's, of any size, under the names that the lists give them.
+    The lists name 600 images per class: 38,400 for training, 9,600 for validation and 12,000 for test. The authors publish
+    no archive of the images. Take the images from ImageNet, in any size, and rename them to the file names in the lists.
 
-    Labels are in the order of the WordNet ids.
+    Labels follow the order of the WordNet ids.
 
     Args:
-        root: The folder that holds the lists and `images`.
+        root: The folder that contains the lists and `images`.
         split: "train", "val" or "test".
-        transform: What the model sees of an image.
-        partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
+        transform: How images are resized, augmented and normalised.
+        partial: Accept an incomplete set. Missing images and classes without images are left out.
         memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A list, the folder or an image is missing.
-        ValueError: A list cannot be read, a class is in two splits, or there are other numbers of classes; or a setting is
-            out of range.
+        ValueError: A list cannot be read, a class is in two splits, the numbers of classes differ from the published
+            numbers, or a setting is out of range.
 
     References:
         Vinyals, Blundell, Lillicrap, Kavukcuoglu, Wierstra, "Matching Networks for One Shot Learning", NeurIPS 2016.
@@ -85,11 +85,11 @@ class MiniImageNet(ImageSet):
 
 
 def _rows(file: Path) -> list[tuple[str, str]]:
-    """Return the file name and the label of each image of a list."""
+    """Return the file name and the label of each image in a list."""
     lines = list(read_lines(file))
     header = lines[0].cells(",") if lines else []
     if header != ["filename", "label"]:
-        raise InputError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
+        raise InputError(f"The first line of {file} is {header}, not filename,label. Put {LISTS} there.")
     rows = []
     for line in lines[1:]:
         cells = line.cells(",")

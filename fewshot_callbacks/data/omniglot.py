@@ -1,4 +1,4 @@
-"""Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each, in the split of Lake et al. (2015)."""
+"""Omniglot: 1,623 handwritten characters from 50 alphabets, 20 drawings each, in the split of Lake et al. (2015)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,45 +31,45 @@ EVALUATION = "images_evaluation"
 ARCHIVE = (
     "images_background.zip and images_evaluation.zip from the folder python of https://github.com/brendenlake/omniglot"
 )
-# Published numbers of characters, which reveal an incomplete copy.
+# The published numbers of characters: a copy with other numbers is incomplete.
 CHARACTERS: Mapping[str, int] = {BACKGROUND: 964, EVALUATION: 659}
-DRAWINGS = 20  # of each character
+DRAWINGS = 20  # per character
 VALIDATION_ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
 
 
 class Omniglot(ImageSet):
-    """Omniglot as it is published: the background set to train on, the evaluation set to test on.
+    """The Omniglot data set of handwritten characters: the background set for training, the evaluation set for test.
 
-    `root` holds the two archives unpacked, in the layout of torchvision:
+    `root` contains the two unpacked archives, in the layout of torchvision:
 
         omniglot-py/images_background/Korean/character01/0542_01.png     964 characters of 30 alphabets
         omniglot-py/images_evaluation/Tibetan/character01/1567_01.png    659 characters of 20 alphabets
 
-    The authors publish no validation set. Whole alphabets of the background set are held out for it: by default
-    Armenian, Korean, N_Ko, Tagalog and Tifinagh, 186 characters of scripts without a near relative in the set, which
-    leaves 778 to train on. The split of Vinyals et al. (2016), which divides alphabets, is different.
+    The authors publish no validation set. Here, whole alphabets of the background set are used for validation. The default
+    is Armenian, Korean, N_Ko, Tagalog and Tifinagh: 186 characters in scripts that have no close relative in the set. The
+    other 778 characters are for training. This is not the split of Vinyals et al. (2016), which divides alphabets.
 
-    A class is a character, named `Korean/character01`; labels are in the order of these names, not in the order of the
-    file system. The archives themselves are needed only to unpack them. `download=True` downloads them if a folder is
-    missing, and checks them against torchvision's checksums.
+    A class is a character, with a name such as `Korean/character01`. Labels follow the order of these names. You can delete
+    the archives once they are unpacked. `download=True` downloads an archive if its folder is missing, and verifies it
+    with torchvision's checksums.
 
-    Images are (1, image_size, image_size), in [0, 1], ink 1 on paper 0. Nothing is augmented: a mirrored character would
-    be another character.
+    Images are float (1, image_size, image_size) in [0, 1]; ink is 1, paper is 0. Images are not augmented, because a
+    mirrored character is a different character.
 
     Args:
-        root: The folder that holds `omniglot-py`.
+        root: The folder that contains `omniglot-py`.
         split: "train", "val" or "test".
         image_size: Height and width of the images, in pixels.
-        val_alphabets: Alphabets of the background set that are used for validation instead of training; empty for no
-            validation.
-        download: Download and unpack what is missing. Processes that begin together, as under `torchrun`, would each do
-            so: make the data set once before.
+        val_alphabets: Alphabets of the background set for validation instead of training; empty for no validation.
+        download: Download and unpack missing archives. Processes that start together, as with `torchrun`, would each
+            download them: create the data set once beforehand.
         partial: Accept an incomplete set.
         memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A folder is missing.
-        ValueError: There are other numbers of characters or drawings; an alphabet is unknown; or a setting is out of range.
+        ValueError: The numbers of characters or drawings differ from the published numbers, an alphabet is unknown, or a
+            setting is out of range.
 
     References:
         Lake, Salakhutdinov, Tenenbaum, "Human-level concept learning through probabilistic program induction",
@@ -114,7 +114,7 @@ class Omniglot(ImageSet):
         unknown = sorted(set(val_alphabets) - set(alphabets))
         if unknown:
             raise InputError(
-                f"val_alphabets has {unknown[0]!r}, which is not an alphabet of the background set. Choose among "
+                f"val_alphabets contains {unknown[0]!r}, which is not in the background set. Choose from "
                 f"{', '.join(alphabets)}."
             )
         items: dict[Split, list[ImageItem]] = {
@@ -124,7 +124,7 @@ class Omniglot(ImageSet):
         }
         if not val_alphabets:
             del items["val"]
-        check_no_split_is_empty(items, folder, "Hold out fewer alphabets, or unpack all of the set.")
+        check_no_split_is_empty(items, folder, "Hold out fewer alphabets (val_alphabets), or unpack the complete set.")
         super().__init__(
             items,
             split,
@@ -138,19 +138,20 @@ class Omniglot(ImageSet):
 def ink_on_paper(
     size: int, pictures: Sequence[Image.Image], augment: bool = False
 ) -> Float[Tensor, "images 1 size size"]:
-    """Turn drawings in black on white into one batch, ink 1 on paper 0, never augmented."""
+    """Return black-on-white drawings as one batch in which ink is 1 and paper is 0; `augment` has no effect."""
     from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-    # The scans are black on white. Ink becomes 1 and paper 0, so that a padding or a shift brings in paper.
+    # Paper is 0, so that zero padding and shifts add paper.
     to_ink = transforms.Compose([ImageOps.invert, transforms.Resize((size, size)), transforms.ToTensor()])
     return torch.stack([to_ink(picture) for picture in pictures])
 
 
 def _download(folder: Path) -> None:
-    """Fetch and unpack the archives whose folder is missing; torchvision's class would leave a kept archive packed."""
+    """Download and unpack the archives if their folders are missing."""
     from torchvision.datasets import Omniglot as Published  # noqa: PLC0415 - only images need torchvision
     from torchvision.datasets.utils import download_and_extract_archive  # noqa: PLC0415
 
+    # torchvision's Omniglot class would not unpack an archive that has already been downloaded.
     for name in (BACKGROUND, EVALUATION):
         if not (folder / name).is_dir():
             archive = f"{name}.zip"
@@ -163,7 +164,7 @@ def _alphabet(drawing: ImageItem) -> str:
 
 
 def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
-    """List the drawings of a set, in the order of the names of characters and files."""
+    """Return the drawings of one of the two sets, in the order of character and file names."""
     fix = f"Unpack {ARCHIVE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
     of_systems = Counter[str]()
@@ -179,17 +180,17 @@ def _drawings(parent: Path, name: str, *, partial: bool) -> list[ImageItem]:
     if of_systems:
         rank_zero_info(f"{folder}: {describe_system_names(of_systems)}.")
     if not partial:
-        _check_complete(files_of, folder, CHARACTERS[name], f"{fix} again, or pass partial=True to use what is there.")
+        _check_complete(files_of, folder, CHARACTERS[name], f"{fix} again, or pass partial=True to use this set.")
     return [ImageItem(file, character) for character, files in files_of.items() for file in files]
 
 
 def _check_complete(files_of: Mapping[str, Sequence[Path]], folder: Path, characters: int, fix: str) -> None:
-    """Refuse a set with another number of characters than published, or with a character of fewer or more drawings."""
+    """Raise an error if the numbers of characters or of drawings per character differ from the published numbers."""
     if len(files_of) != characters:
-        raise InputError(f"{folder} holds {len(files_of)} characters; published are {characters}. {fix}")
+        raise InputError(f"{folder} contains {len(files_of)} characters instead of {characters}. {fix}")
     incomplete = [character for character, files in files_of.items() if len(files) != DRAWINGS]
     if incomplete:
         raise InputError(
-            f"{count_and_names(incomplete, 'class')} of {len(files_of)} in {folder} without exactly {DRAWINGS} drawings; "
-            f"the first has {len(files_of[incomplete[0]])}. {fix}"
+            f"{folder} contains {count_and_names(incomplete, 'class')}, out of {len(files_of)}, without exactly "
+            f"{DRAWINGS} drawings: the first has {len(files_of[incomplete[0]])}. {fix}"
         )

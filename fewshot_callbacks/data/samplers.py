@@ -25,23 +25,23 @@ from fewshot_callbacks.system.words import counted, verb
 
 
 class SeededBatchSampler(BatchSampler):
-    """Base of samplers whose batches are a function of (seed, epoch) alone, drawn in the main process.
+    """Base class of samplers whose batches depend only on (seed, epoch) and are drawn in the main process.
 
     When Lightning re-creates a batch sampler for several processes, it passes a DistributedSampler as the argument
-    `sampler`. It tells which part of the data this process has: with tensor parallelism some processes have the same part.
-    The property `sampler` is this object, because Lightning calls
+    `sampler`. The rank of this DistributedSampler identifies the process's part of the data: with tensor parallelism,
+    several processes share a part. The property `sampler` returns this object, because Lightning calls
     `batch_sampler.sampler.set_epoch` before each epoch.
     """
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
-        """Save the arguments where Lightning looks for them when it re-creates a batch sampler for several processes.
+        """Return a new sampler that stores its arguments where Lightning looks for them.
 
-        Lightning saves them itself if a sampler is made in one of its hooks. A sampler that was made elsewhere would
-        otherwise be an error.
+        Lightning needs the arguments to re-create a batch sampler for several processes. It stores them itself only if the
+        sampler is created in one of its hooks, and fails for other samplers.
         """
         self = super().__new__(cls)
-        # `lightning.fabric.utilities.data` uses these names. `sampler` has to be among the arguments: Lightning
-        # replaces the argument of that name, and fails without one.
+        # `lightning.fabric.utilities.data` uses these names. Lightning replaces the argument `sampler`, and fails if there
+        # is no such argument.
         attributes = {
             "args": args,
             "kwargs": {**settings, "sampler": None},
@@ -63,17 +63,17 @@ class SeededBatchSampler(BatchSampler):
         self.seed = seed
         self.epoch = epoch
         self.sizes = sizes
-        # Every BatchSampler has these attributes, and some programs look for them. Batches are drawn whole and not cut
-        # from a list of items, so `batch_size` has no effect; 1 is the smallest allowed number.
+        # Some programs read these attributes of a BatchSampler. `batch_size` has no effect, because batches are drawn as a
+        # whole; 1 is the smallest allowed number.
         self.batch_size = 1
         self.drop_last = False
 
     def own_part(self) -> tuple[int, int]:
-        """Return the number of this process's part of the data, and the number of parts."""
+        """Return the index of this process's part of the data, and the number of parts."""
         return own_rank() if self._part is None else self._part
 
     def draw(self, seed: int) -> EpisodeList:
-        """Return the episodes of a seed, with the `ways`, `shots`, `queries` and `episodes` in `sizes`."""
+        """Return the episodes of a seed; `sizes` contains `ways`, `shots`, `queries` and `episodes`."""
         return sample_episodes(self.labels, **self.sizes, seed=seed, class_names=self.class_names)
 
     @property
@@ -82,68 +82,67 @@ class SeededBatchSampler(BatchSampler):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that comes next. Without this call, the epoch increases by one at each iteration.
+        """Set the next epoch. Without this call, each iteration over the sampler increases the epoch by one.
 
         Args:
-            epoch: From 0. Fixed episodes do not depend on it.
+            epoch: Number of the epoch, from 0. Fixed episodes do not depend on it.
 
         Examples:
             >>> import torch
-            >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
-            >>> first = list(sampler)
+            >>> sampler = EpisodicBatchSampler(torch.arange(8) % 4, ways=2, shots=1, queries=1, episodes=1)
+            >>> [next(iter(sampler)) for _ in range(2)]
+            [[1, 5, 3, 7], [1, 5, 2, 6]]
             >>> sampler.set_epoch(0)
-            >>> list(sampler) == first
-            True
+            >>> next(iter(sampler))
+            [1, 5, 3, 7]
         """
         self.epoch = epoch
 
 
 class EpisodicBatchSampler(SeededBatchSampler):
-    """Batches of `ways` classes with `shots` + `queries` images each, class by class, each class's support first.
+    """Batch sampler of few-shot episodes: `ways` classes with `shots` + `queries` images each.
 
-    A batch is one episode, or `episodes_per_batch` consecutive episodes; an incomplete last batch is left out.
+    An episode is ordered by class, and the support images of a class come before its query images. A batch is one episode,
+    or `episodes_per_batch` consecutive episodes. An incomplete last batch is left out.
 
-    While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch). For evaluation
-    (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. The list is drawn in the
-    main process, so it depends neither on the number of workers nor on global random state.
+    For training (`fixed=False`), each epoch has a new list of episodes that depends only on (seed, epoch). For evaluation
+    (`fixed=True`), every epoch has the same list, `episode_list`; you can log its `hash`. The list is drawn in the main
+    process, so it depends neither on the number of workers nor on global random state.
 
-    With several processes (torch.distributed initialised) all draw the same list, and rank r takes the episodes r, r +
-    world_size, r + 2 world_size, ... of it. While training, the remainder of the list is left out, so that all ranks
-    take the same number of steps. A fixed list is distributed completely (with `episodes_per_batch=1`), every episode
-    exactly once, and the first ranks may get one more (unless the number of episodes is a multiple of the number of
-    processes).
+    With several processes (torch.distributed is initialised), all processes draw the same list. Rank r takes the episodes
+    r, r + world_size, r + 2 world_size, ... For training, the remainder of the list is left out, so that all ranks take the
+    same number of steps. For evaluation with `episodes_per_batch=1`, every episode is used exactly once, so the first ranks
+    may have one episode more than the others.
 
-    Lightning calls `set_epoch` before each epoch, so that a resumed run continues with the episodes of its epoch.
+    Lightning calls `set_epoch` before each epoch, so a resumed run draws the episodes of its epoch.
 
     Args:
-        labels: (items,), the class of each item of the data set, integers or strings: a tensor, array or list, such as the
-            `targets` of torchvision's data sets.
-        ways: Classes in an episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        episodes: Episodes in an epoch, over all processes.
+        labels: (items,), the class of each item, integers or strings: a tensor, array or list, such as the `targets` of
+            torchvision's data sets.
+        ways: Classes per episode.
+        shots: Support images per class.
+        queries: Query images per class.
+        episodes: Episodes per epoch, over all processes.
         seed: Seed of the list. Training lists of different seeds are independent.
-        fixed: True for the same list at every epoch.
-        episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
-        class_names: Names for the error messages, by label; labels that are strings are their own names.
-        epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
-        sampler: Lightning puts a DistributedSampler here. Only its rank and its number of replicas are used.
+        fixed: Whether every epoch has the same list.
+        episodes_per_batch: Episodes per batch.
+        class_names: Class names by label, for error messages. String labels need no names.
+        epoch: The first epoch. You need it only for a training sampler that starts in the middle of a run.
+        sampler: Set by Lightning to a DistributedSampler; only its rank and its number of replicas are used.
 
     Raises:
-        ValueError: See `fewshot_callbacks.functional.episodes.sample_episodes`; or fewer training episodes than
-            processes need for a batch each.
+        ValueError: A size is out of range, there are too few classes, a class has too few images (`sample_episodes`), or
+            there are too few training episodes for a batch per process.
 
     Examples:
         >>> import torch
-        >>> labels = torch.arange(40) % 4
-        >>> sampler = EpisodicBatchSampler(labels, ways=2, shots=1, queries=2, episodes=3)
-        >>> [len(batch) for batch in sampler]
-        [6, 6, 6]
-        >>> list(sampler) == list(sampler)  # every epoch is new
-        False
-        >>> fixed = EpisodicBatchSampler(labels, ways=2, shots=1, queries=2, episodes=3, fixed=True)
-        >>> list(fixed) == list(fixed), len(fixed.hash)
-        (True, 12)
+        >>> labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
+        >>> sampler = EpisodicBatchSampler(labels, ways=2, shots=1, queries=1, episodes=1)
+        >>> list(sampler), list(sampler)  # each epoch has new episodes
+        ([[1, 5, 3, 7]], [[1, 5, 2, 6]])
+        >>> fixed = EpisodicBatchSampler(labels, ways=2, shots=1, queries=1, episodes=1, fixed=True)
+        >>> list(fixed), list(fixed)
+        ([[6, 2, 7, 3]], [[6, 2, 7, 3]])
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
             raise InputError(
-                f"{counted(episodes, 'episode')} {verb(episodes, 'does', 'do')} not make a batch of "
+                f"{counted(episodes, 'episode')} {verb(episodes, 'does', 'do')} not fill a batch of "
                 f"{episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
         self.episodes = episodes
@@ -178,13 +177,13 @@ class EpisodicBatchSampler(SeededBatchSampler):
 
     @property
     def episode_list(self) -> EpisodeList:
-        """The whole list, for all processes: the fixed list, or the list of the next epoch.
+        """The episodes of all processes: the fixed list, or the list of the next epoch.
 
         Examples:
             >>> import torch
-            >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
-            >>> sampler.episode_list[0].flatten().tolist() == next(iter(sampler))
-            True
+            >>> sampler = EpisodicBatchSampler(torch.arange(8) % 4, ways=2, shots=1, queries=1, episodes=1)
+            >>> sampler.episode_list[0].tolist()
+            [[1, 5], [3, 7]]
         """
         if not self.fixed and self._list_epoch != self.epoch:
             self._list = self.draw(mixed_seed(self.seed, self.epoch))
@@ -197,7 +196,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         return self.episode_list.hash
 
     def __iter__(self) -> Iterator[list[int]]:
-        # This is a generator because a DataLoader with workers makes an iterator that it never uses, which must not
+        # A generator, because a DataLoader with workers creates an iterator that it never uses. That iterator must not
         # count as an epoch.
         indices = self.episode_list.indices[self._own_episodes()]  # (episodes of this rank, ways, shots + queries)
         self.epoch += 1
@@ -209,7 +208,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         return len(range(self.episodes)[self._own_episodes()]) // self.episodes_per_batch
 
     def _own_episodes(self) -> slice:
-        """Return the episodes of the list that this process takes."""
+        """Return the slice of the list that this process uses."""
         rank, world_size = self.own_part()
         if self.fixed:
             return slice(rank, None, world_size)
@@ -217,27 +216,27 @@ class EpisodicBatchSampler(SeededBatchSampler):
         if self.episodes < needed:
             batch = "one" if self.episodes_per_batch == 1 else f"a batch of {self.episodes_per_batch}"
             raise InputError(
-                f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {batch}. Use "
+                f"{self.episodes} episodes per epoch are too few: each of the {world_size} processes needs {batch}. Use "
                 f"episodes >= {needed}."
             )
-        # Every rank has the same number of episodes: under DDP a rank with one more would wait for the gradients of the
-        # others.
+        # Every rank needs the same number of episodes: with DDP, a rank with an extra episode would wait for the other
+        # ranks' gradients forever.
         return slice(rank, self.episodes // world_size * world_size, world_size)
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Train on episodes (`EpisodicBatchSampler`).
+    """Settings of episodic training batches (`EpisodicBatchSampler`).
 
     Args:
-        ways: Classes in an episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        episodes: Episodes in an epoch, over all processes.
-        episodes_per_batch: Episodes in a batch; ProtoNet takes the same number.
+        ways: Classes per episode.
+        shots: Support images per class.
+        queries: Query images per class.
+        episodes: Episodes per epoch, over all processes.
+        episodes_per_batch: Episodes per batch. Pass the same number to `ProtoNet`.
 
     Raises:
-        ValueError: If a number is not whole, or not positive.
+        ValueError: A number is not a positive integer.
 
     Examples:
         >>> Episodes(5, shots=0)
@@ -255,47 +254,47 @@ class Episodes:
         check_episode_sizes(**asdict(self))
 
     def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
-        """Return the sampler of training batches, which are a function of the seed and the epoch."""
+        """Return a sampler of training batches, which depend only on the data, the seed and the epoch."""
         return EpisodicBatchSampler(data.labels, **asdict(self), seed=seed, class_names=data.class_names, epoch=epoch)
 
 
 def own_rank() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes; 0 and 1 if nothing is distributed."""
+    """Return this process's rank and the number of processes; 0 and 1 if torch.distributed is not initialised."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Return a seed that is a hash of numbers: neighbouring numbers have unrelated seeds, which sums would not have."""
+    """Return a hash of the numbers as a seed, so that consecutive numbers have unrelated seeds."""
     return int.from_bytes(hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()[:4], "little")
 
 
 class ClassBalancedBatchSampler(SeededBatchSampler):
-    """Batches of P = `classes_per_batch` classes with K = `items_per_class` items each, class by class.
+    """Batch sampler of P = `classes_per_batch` classes with K = `items_per_class` items each, ordered by class.
 
-    Classes of a batch are drawn without replacement, all equally likely, then K items of each without replacement. The
-    batches of an epoch are a function of (seed, epoch) alone: drawn in the main process, they depend neither on the number
-    of workers nor on global random state.
+    The classes of a batch are drawn uniformly without replacement, and so are the K items of each class. The batches depend
+    only on (seed, epoch). They are drawn in the main process, so they depend neither on the number of workers nor on global
+    random state.
 
-    With several processes (torch.distributed initialised) P and K describe the joined batch of all processes. Rank r
-    takes its classes r, r + world_size, ..., so the joined batches are the batches of a single process.
-    `EmbeddingModule` computes its loss on the joined batch.
+    With several processes (torch.distributed is initialised), P and K describe the joint batch of all processes. Rank r
+    takes the classes r, r + world_size, ... of each batch, so the joint batches equal the batches of a single process.
+    `EmbeddingModule` computes its loss on the joint batch.
 
     Args:
-        labels: (items,), the class of each item of the data set, integers or strings: a tensor, array or list, such as the
-            `targets` of torchvision's data sets.
-        classes_per_batch: P, 1 or more.
-        items_per_class: K, 2 or more: an item alone in its class has no relevant item.
-        batches: Number of batches in an epoch, at least 1; by default as many as the items of the set fill.
+        labels: (items,), the class of each item, integers or strings: a tensor, array or list, such as the `targets` of
+            torchvision's data sets.
+        classes_per_batch: P, at least 1.
+        items_per_class: K, at least 2: a single item in a class has no relevant item.
+        batches: Batches per epoch, at least 1; by default the number of items divided by P * K, rounded down.
         seed: Seed of the batches.
-        class_names: Names for the error messages, by label; labels that are strings are their own names.
-        epoch: The first epoch; only a sampler that starts in the middle of a run needs it.
-        sampler: Ignored, as in `EpisodicBatchSampler`: Lightning would put a DistributedSampler here.
+        class_names: Class names by label, for error messages. String labels need no names.
+        epoch: The first epoch. You need it only for a sampler that starts in the middle of a run.
+        sampler: Set by Lightning to a DistributedSampler; only its rank and its number of replicas are used.
 
     Raises:
-        ValueError: A number is too small; there are fewer than P classes, or a class has fewer than K items; or, when it is
-            iterated, P is smaller than the number of processes.
+        ValueError: A number is too small, there are fewer than P classes, or a class has fewer than K items. The iteration
+            raises this error if P is smaller than the number of processes.
 
     Examples:
         >>> labels = ["owl", "wren", "owl", "wren", "heron", "heron", "heron", "owl"]
@@ -320,7 +319,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         sampler: Sampler[int] | Iterable[int] | None = None,
     ) -> None:
         check_batch_sizes(classes_per_batch=classes_per_batch, items_per_class=items_per_class)
-        # An episode of P ways with one support image and K - 1 queries has P classes of K items.
+        # An episode with P ways, 1 shot and K - 1 queries has P classes with K items each.
         super().__init__(
             labels, class_names, seed, epoch, sampler, ways=classes_per_batch, shots=1, queries=items_per_class - 1
         )
@@ -331,18 +330,18 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         check_batch_sizes(batches=self.sizes["episodes"])
 
     def __iter__(self) -> Iterator[list[int]]:
-        # This is a generator because a DataLoader with workers makes an iterator that it never uses, which must not
+        # A generator, because a DataLoader with workers creates an iterator that it never uses. That iterator must not
         # count as an epoch.
         rank, world_size = self.own_part()
         if self.sizes["ways"] < world_size:
             raise InputError(
-                f"ClassBalancedBatchSampler: batches of {self.sizes['ways']} classes leave some of the "
-                f"{world_size} processes without a class. Use classes_per_batch >= {world_size}."
+                f"ClassBalancedBatchSampler: a batch of {self.sizes['ways']} classes is too small: each of the "
+                f"{world_size} processes needs a class. Use classes_per_batch >= {world_size}."
             )
         drawn = self.draw(mixed_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
         self.epoch += 1
         for batch in drawn:
-            # Each process has whole classes, so that its items have relevant items among themselves.
+            # Each process has whole classes, so that each of its items has a relevant item in the same process.
             yield batch[rank::world_size].flatten().tolist()
 
     def __len__(self) -> int:
@@ -351,20 +350,20 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
 
 @dataclass(frozen=True)
 class ClassBalanced:
-    """Train on batches of some classes with as many images of each (`ClassBalancedBatchSampler`).
+    """Settings of class-balanced training batches (`ClassBalancedBatchSampler`).
 
     Args:
-        classes_per_batch: Classes in a batch.
-        items_per_class: Images of each class in a batch.
-        batches: Batches in an epoch.
+        classes_per_batch: Classes per batch.
+        items_per_class: Images per class in a batch.
+        batches: Batches per epoch.
 
     Raises:
-        ValueError: A number is not whole, or too small.
+        ValueError: A number is not an integer, or too small.
 
     Examples:
         >>> ClassBalanced(64, 1)
         Traceback (most recent call last):
-        fewshot_callbacks.errors.InputError: items_per_class=1: an item alone in its class has no relevant item.
+        fewshot_callbacks.errors.InputError: items_per_class=1: a single item in a class has no relevant item.
         Use items_per_class >= 2.
     """
 
@@ -376,38 +375,38 @@ class ClassBalanced:
         check_batch_sizes(**asdict(self))
 
     def make_batch_sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
-        """Return the sampler of training batches, which are a function of the seed and the epoch."""
+        """Return a sampler of training batches, which depend only on the data, the seed and the epoch."""
         names = data.class_names
         return ClassBalancedBatchSampler(data.labels, **asdict(self), seed=seed, class_names=names, epoch=epoch)
 
 
-# The smallest value of each size of a batch, and the reason.
+# The smallest value of each size, and the reason.
 _SMALLEST = {
     "classes_per_batch": (1, "a batch needs at least one class"),
-    "items_per_class": (2, "an item alone in its class has no relevant item"),
-    "batches": (1, "an epoch needs at least one"),
+    "items_per_class": (2, "a single item in a class has no relevant item"),
+    "batches": (1, "an epoch needs at least one batch"),
 }
 
 
 def check_batch_sizes(**sizes: Any) -> None:
-    """Refuse sizes that are too small, or no whole numbers.
+    """Raise an error if a size is too small or not an integer.
 
     Args:
         **sizes: `classes_per_batch`, `items_per_class` or `batches`.
 
     Raises:
-        ValueError: Names the first such size.
+        ValueError: A size is too small or not an integer; the message names the first such size.
 
     Examples:
         >>> check_batch_sizes(items_per_class=1)
         Traceback (most recent call last):
-        fewshot_callbacks.errors.InputError: items_per_class=1: an item alone in its class has no relevant item.
+        fewshot_callbacks.errors.InputError: items_per_class=1: a single item in a class has no relevant item.
         Use items_per_class >= 2.
     """
     for name, size in sizes.items():
         smallest, reason = _SMALLEST[name]
         if not hasattr(size, "__index__") or isinstance(size, bool):
-            raise InputError(f"{name}={size!r} must be a whole number, such as {smallest}.")
+            raise InputError(f"{name}={size!r} is not an integer. Use an integer, such as {smallest}.")
         if size < smallest:
             raise InputError(f"{name}={size}: {reason}. Use {name} >= {smallest}.")
 
@@ -419,17 +418,17 @@ def check_class_balance(
     class_names: ClassNames | None = None,
     prefix: str = "",
 ) -> None:
-    """Refuse labels from which batches of these sizes cannot be drawn.
+    """Raise an error if the labels are too few for batches of these sizes.
 
     Args:
         labels: The class of each item.
-        classes_per_batch: P.
-        items_per_class: K.
-        class_names: Names for the error messages, by label.
-        prefix: A prefix of the names of the two sizes in the advice of a message, such as `--data.`.
+        classes_per_batch: Classes per batch.
+        items_per_class: Items per class in a batch.
+        class_names: Class names by label, for error messages.
+        prefix: Prefix of the two sizes in the fix that the message names, such as `--data.train.`.
 
     Raises:
-        ValueError: If there are too few classes, or a class has too few items.
+        ValueError: There are too few classes, or a class has too few items.
 
     Examples:
         >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))
@@ -443,7 +442,7 @@ def check_class_balance(
         if len(classes):
             fix = f"Use {prefix}classes_per_batch <= {len(classes)} or add classes."
         raise InputError(
-            f"classes_per_batch={classes_per_batch}, but the labels hold {counted(len(classes), 'class')}. {fix}"
+            f"classes_per_batch={classes_per_batch}, but the labels contain {counted(len(classes), 'class')}. {fix}"
         )
     too_small = int((sizes < items_per_class).sum())
     if not too_small:

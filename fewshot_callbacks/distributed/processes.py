@@ -1,9 +1,10 @@
 """Collective communication between processes that each have a part of one set.
 
-All calls are collective: every process makes the same calls in the same order. The rows of a set are only ever sent to one
-process (`exchange`), so that no process has the whole set. Small values are sent to all (`gather`, `summed`).
+All calls are collective: every process makes the same calls in the same order. The rows of a set are only sent to one
+process at a time (`exchange`), so that no process has the whole set. Small values are sent to all processes (`gather`,
+`summed`).
 
-A further way to communicate is a subclass of `Processes` with `rank`, `count`, `_gather` and `_swap`.
+To add another way to communicate, subclass `Processes` and define `rank`, `count`, `_gather` and `_swap`.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class _Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
-        # An exception is sent as a text. Its class may be unknown to the other process, or take other arguments than a
-        # string, and the objects that it refers to may be large, or impossible to pickle.
+        # An exception is sent as text. Its class may be unknown to the other process, or take other arguments than a
+        # string, and the objects that it refers to may be large or impossible to pickle.
         if type(error) is ValueError or isinstance(error, InputError):
             return cls(str(error), type(error))
         if not isinstance(error, Exception):  # an interrupt of one process interrupts all
@@ -63,7 +64,7 @@ class _Failure:
 
 @contextmanager
 def to_the_end() -> Iterator[None]:
-    """Raise an interrupt (Ctrl-C) inside the block only after it: the other processes wait for the rest of a call.
+    """Postpone an interrupt (Ctrl-C) to the end of the block, since the other processes wait for the rest of a call.
 
     A second interrupt is raised at once.
     """
@@ -91,7 +92,7 @@ def to_the_end() -> Iterator[None]:
 
 
 def presence(argument: object) -> str:
-    """Write whether an argument was passed, for `Processes.refuse_other_calls`: its value may differ between processes."""
+    """Return "left out" or "given", for arguments of `refuse_other_calls` whose values may differ between processes."""
     return "left out" if argument is None else "given"
 
 
@@ -155,9 +156,9 @@ class Processes(ABC):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Report an error inside the block to the other processes at their next call, so that they do not wait for ever.
+        """Report an error inside the block to the other processes at their next call, so that they do not wait forever.
 
-        No process leaves the outermost block before all have reached its end.
+        No process leaves the outermost block before all processes have reached its end.
         """
         self._error_is_known = False
         self._depth += 1
@@ -168,8 +169,8 @@ class Processes(ABC):
             if self._depth == 1 and self.count > 1:
                 self.gather(None)
         except BaseException as error:
-            # An error is reported once: the others take part in one call for it. If it came from another process, they
-            # have passed that call.
+            # An error is reported once: the other processes take part in one call for it. If the error came from another
+            # process, they have already made that call.
             if self.count > 1 and not self._error_is_known:
                 self._error_is_known = True
                 with to_the_end():
@@ -179,33 +180,33 @@ class Processes(ABC):
             self._depth -= 1
 
     def refuse_other_calls(self, call: str, arguments: Mapping[str, object]) -> None:
-        """Refuse processes that were called in different ways; the first communication of a collective function.
+        """Raise an error if processes were called with different arguments. A collective function calls this first.
 
         Args:
             call: The function, for messages.
             arguments: The arguments that must be the same in every process. Values are compared as they are printed.
 
         Raises:
-            ValueError: An argument differs; every process raises the same message, which names it.
+            ValueError: An argument differs. Every process raises the same message, which names the argument.
         """
         by_rank = self.gather({name: str(value) for name, value in arguments.items()})
         for rank, printed in enumerate(by_rank):
             for name, value in by_rank[0].items():
                 if printed[name] != value:
                     raise InputError(
-                        f"{call}: {name} is {value} in process 0, {printed[name]} in process {rank}. Call it in the same "
-                        "way in every process; one that holds no item passes empty tensors."
+                        f"{call}: {name} is {value} in process 0, but {printed[name]} in process {rank}. Call it in the "
+                        "same way in every process. A process without items passes empty tensors."
                     )
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest value of each number over all processes."""
+        """Return the largest of each value over all processes."""
         if self.count == 1:
             return list(values)
         largest: list[float] = np.max(self.gather(list(values)), axis=0).tolist()
         return largest
 
     def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sum of each number over all processes."""
+        """Return the sum of each value over all processes."""
         total: NDArray[np.int64] = np.sum(self.gather(values), axis=0)
         return total
 
@@ -219,9 +220,9 @@ class Processes(ABC):
         Args:
             columns: (..., items) columns of this process.
             places: (items,) index of each column among all columns.
-            length: Number of all columns; a column that no process has is zero.
+            length: Number of all columns. A column that no process has is zero.
         """
-        # One process that has all columns in their order needs no copy, which may be large.
+        # A single process that has all columns in order needs no copy, which may be large.
         if self.count == 1 and len(places) == length and bool((places == torch.arange(length)).all()):
             return columns
         result = columns.new_zeros(*columns.shape[:-1], length)
@@ -242,8 +243,8 @@ class Processes(ABC):
         """
         sent = None if sent is None else [tensor.contiguous() for tensor in sent]
         with to_the_end():
-            # A receiver needs the shapes before it can make room. In this call all processes also learn that one has
-            # failed, so that no tensor is sent without a receiver.
+            # A receiver needs the shapes before it can allocate tensors. In this call, all processes also learn whether a
+            # process has failed, so that no tensor is sent without a receiver.
             shapes = self.gather(None if sent is None else [(tensor.shape, tensor.dtype) for tensor in sent])
             shapes_of_sender = shapes[sender]
             received = None

@@ -1,4 +1,4 @@
-"""Processes that communicate through `torch.distributed`, also if its backend does not support CPU tensors."""
+"""Processes that communicate through `torch.distributed`, even if its backend does not support CPU tensors."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ T = TypeVar("T")
 # The tag of messages that only test a connection; no other message has it.
 TEST_TAG = 2**20
 
-# The references below are weak: a group with references after `destroy_process_group` would keep its threads until the
-# interpreter ends, where a thread that releases a tensor aborts the process.
+# The references below are weak. Otherwise a group would keep its threads after `destroy_process_group` until the interpreter
+# ends, and a thread that then releases a tensor aborts the process.
 # The group of all processes -> the gloo group that was created for CPU tensors.
 _gloo_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# A group -> its `TorchProcesses`. It is a single object as long as it is used, since it records whether an error is
-# known. The values are weak as well, since each refers to its key, the group.
+# A group -> its `TorchProcesses`. A group has a single such object as long as the object is used, since it records whether
+# an error is known. The values are weak as well, since each value refers to its key, the group.
 _processes_of: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
 
 
 class TorchProcesses(Processes):
     """The processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
-    Embeddings are kept on the CPU and sent from there. NCCL does not support CPU tensors, so a gloo group is created
-    once in addition.
+    Embeddings are kept on the CPU and sent from there. NCCL does not support CPU tensors, so one additional gloo group is
+    created for it.
 
     Args:
         group: A group whose backend supports CPU tensors; by default a group of all processes.
@@ -62,8 +62,8 @@ class TorchProcesses(Processes):
     ) -> None:
         transfers: list[Any] = []
         with self._naming_ended_processes():
-            # Receiving and sending begin before either is awaited. In a ring in which each process first waits until
-            # its tensors are taken, no process would ever take any. Both sides know the shapes, so both leave out empty
+            # Receiving and sending begin before either is awaited. In a ring in which each process first waits until its
+            # tensors are received, no process would ever receive any. Both sides know the shapes, so both leave out empty
             # tensors.
             if sender is not None:
                 rank = self._rank_among_all(sender)
@@ -81,7 +81,7 @@ class TorchProcesses(Processes):
                     transfer.wait()
 
     def to_first(self, value: T) -> list[T] | None:
-        """Return the value of each process, by rank, on the first process, without all of them in each of the others."""
+        """Return the values of all processes, by rank, on the first process; None on the others, which receive none."""
         values: list[Any] | None = [None] * self.count if self.rank == 0 else None
         with to_the_end():
             self.gather(None)  # this reports a failed process to the others
@@ -90,7 +90,7 @@ class TorchProcesses(Processes):
         return values
 
     def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sum of each number over all processes, without the numbers of all in each."""
+        """Return the sum of each value over all processes. No process receives the values of all the others."""
         total = torch.from_numpy(np.array(values, np.int64))  # a copy, since `all_reduce` overwrites it
         with to_the_end():
             self.gather(None)  # this reports a failed process to the others
@@ -99,15 +99,15 @@ class TorchProcesses(Processes):
         return total.numpy()
 
     def _rank_among_all(self, rank: int) -> int:
-        """Return the rank of a process among all: `gather_object`, `irecv` and `isend` do not use ranks of the group."""
+        """Return the global rank of a process: `gather_object`, `irecv` and `isend` do not use ranks of the group."""
         return torch.distributed.get_global_rank(self._group, rank)
 
     @contextmanager
     def _naming_ended_processes(self) -> Iterator[None]:
-        """Raise an error that names an ended process; gloo only names a port without an answer.
+        """Raise an error that names a process that has ended. The error of gloo only names a port that does not answer.
 
         Raises:
-            ConnectionError: The message has its rank.
+            ConnectionError: A process has ended. The message has its rank.
         """
         try:
             yield
@@ -118,9 +118,9 @@ class TorchProcesses(Processes):
             self._error_is_known = True  # an ended process cannot be informed
             names = " and ".join(f"process {rank}" for rank in ended_ranks)
             raise ConnectionError(
-                f"{names} of {self.count}, counted from 0, has ended in the middle of the evaluation, killed or crashed, "
-                "and the others cannot go on without it. See what it printed last; if the machine ran out of memory, pass "
-                "less memory_mb or start fewer processes."
+                f"{names} of {self.count} (counted from 0) crashed or was killed during the evaluation, and the other "
+                "processes cannot continue. Look at its last output. If the machine ran out of memory, pass a smaller "
+                "memory_mb or start fewer processes."
             ) from error
 
     def _ended_processes(self) -> list[int]:
@@ -130,7 +130,7 @@ class TorchProcesses(Processes):
             if rank == self.rank:
                 continue
             try:
-                # No process receives this message or waits for it: sending it fails without a connection.
+                # No process receives this message or waits for it, but sending it fails without a connection.
                 message = torch.zeros(1, device="cpu")
                 torch.distributed.isend(message, self._rank_among_all(rank), group=self._group, tag=TEST_TAG)
             except RuntimeError:
@@ -141,7 +141,7 @@ class TorchProcesses(Processes):
 def all_processes() -> Processes:
     """Return the processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
-    Without `torch.distributed` it is only this process. If the backend does not support CPU tensors (NCCL), the first
+    Without `torch.distributed`, there is only this process. If the backend does not support CPU tensors (NCCL), the first
     call is collective: all processes must make it together.
 
     Examples:
@@ -187,10 +187,10 @@ def broadcast_object(value: T | None) -> T | None:
 
 
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
-    """Gather the tensors of all processes, by rank, without empty ones: `dist_sync_fn` of `torchmetrics.Metric`.
+    """Return the non-empty tensors of all processes, by rank, as the `dist_sync_fn` of a `torchmetrics.Metric`.
 
-    Unlike the function of torchmetrics, it accepts a process without a single batch, when its state has no shape and no
-    dtype yet, and tensors on the CPU under a backend that supports only CUDA.
+    Unlike the torchmetrics function, it accepts a process that has not seen a batch, so that its state has no shape and
+    dtype yet, and CPU tensors under a backend that only supports CUDA.
     """
     if group is None or group is torch.distributed.group.WORLD:
         group = cpu_group()
@@ -199,6 +199,6 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     dims = {rank: values.shape[1] for rank, values in enumerate(by_rank) if values.numel() and values.ndim == 2}
     if len(set(dims.values())) > 1:
         listed = ", ".join(f"{dim} in process {rank}" for rank, dim in dims.items())
-        raise InputError(f"embeddings have dimension {listed}. All must come from the same model.")
+        raise InputError(f"embeddings have dimension {listed}. Use the same model in all processes.")
     gathered = [values.to(tensor.device) for values in by_rank if values.numel()]
     return gathered or [tensor]

@@ -1,4 +1,4 @@
-"""How the loops of this package are compiled."""
+"""Decorators that compile the loops of this package with numba."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ try:
     import numba
 except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
     raise ImportError(
-        "fewshot_callbacks needs numba, which compiles its loops, and it cannot be loaded "
+        "fewshot_callbacks cannot import numba, which compiles its kernels "
         f"({type(error).__name__}: {error}). Run pip install -U numba."
     ) from error
 
@@ -19,21 +19,21 @@ try:
     from fewshot_callbacks.system.loop_cache import cache_on_disk
 except (ImportError, AttributeError) as error:  # a newer numba has moved its private parts
     warnings.warn(
-        f"fewshot_callbacks cannot keep compiled loops with numba {numba.__version__} ({error}): each process compiles them "
-        "anew, in about twenty seconds. Use an older numba, or update fewshot-callbacks.",
+        f"fewshot_callbacks cannot cache its compiled kernels with numba {numba.__version__} ({error}). Every process "
+        "compiles them again, which takes about twenty seconds. Install an older numba, or update fewshot-callbacks.",
         stacklevel=2,
     )
 
     def cache_on_disk(loop: Any) -> Any:
-        """Return the loop: it is kept in this process alone."""
+        """Return the loop as it is. Only this process keeps it."""
         return loop
 
 else:
     announce_compiling()
 
 # `_nrt=False` switches reference counts off: numba counts references to the fields of a tuple atomically, which took
-# half of the time of the counting loop. `error_model="numpy"`: no division is checked for a zero.
-# `no_cfunc_wrapper`: nothing passes a loop to C, and each wrapper takes time to compile.
+# half the time of the counting loop. `error_model="numpy"` switches off the check for a division by zero.
+# `no_cfunc_wrapper` omits wrappers for C, which nothing uses and which take time to compile.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 

@@ -35,11 +35,11 @@ class CountedValues(NamedTuple):
 
     @classmethod
     def of(cls, values: NDArray[Any], copies: Ints | None = None, weight: int = 1) -> CountedValues:
-        """Return values that are given in any order.
+        """Return values that may be given in any order.
 
         Args:
             values: (values,).
-            copies: (values,) number of copies of each; None for one each.
+            copies: (values,) number of copies of each value; None for one copy each.
             weight: Number of pairs that a copy stands for.
         """
         if copies is None:
@@ -59,7 +59,7 @@ class CountedValues(NamedTuple):
 
     @property
     def copies(self) -> Ints | None:
-        """(values,) Number of copies of each value; None for one each."""
+        """(values,) Number of copies of each value; None for one copy each."""
         return None if self.sums is None else self.sums[:-1] - self.sums[1:]
 
     @property
@@ -73,25 +73,25 @@ class CountedValues(NamedTuple):
         return self.weight * self.total_copies
 
     def count_reaching(self, scores: NDArray[np.float64]) -> Ints:
-        """Return how many pairs reach each of some ascending scores."""
+        """Return how many pairs reach each of the ascending scores."""
         if self.sums is None:
             return self.weight * number_reaching(self.values, scores)
         return self.weight * self.sums[first_reaching(self.values, scores)]
 
     def every(self, step: int) -> FloatArray:
-        """Return every n-th of the copies, ascending, from the lowest on."""
+        """Return every `step`-th copy, ascending, starting with the lowest."""
         if self.sums is None:
             return self.values[::step].copy()
         copies_up_to = self.total_copies - self.sums[1:]
         return self.values[np.searchsorted(copies_up_to, np.arange(0, self.total_copies, step), side="right")]
 
     def where(self, mask: NDArray[np.bool_]) -> CountedValues:
-        """Return the values that a mask chooses."""
+        """Return the values that a mask selects."""
         copies = self.copies
         return self._replace(values=self.values[mask], sums=None if copies is None else _sums(copies[mask]))
 
     def with_more(self, values: NDArray[Any], copies: Ints | None) -> CountedValues:
-        """Return these values and others. Both have one copy each, or both have numbers of copies."""
+        """Return these values and more values. Either both have numbers of copies, or neither has."""
         every_value: NDArray[Any] = np.concatenate((self.values, values))
         own_copies = self.copies
         assert (own_copies is None) == (copies is None)
@@ -110,7 +110,7 @@ def _sums(copies: Ints) -> Ints:
 
 
 def first_reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:
-    """Return the position of the first of some ascending values that reaches each of some ascending scores.
+    """Return, for each of the ascending scores, the position of the first of the ascending values that reaches it.
 
     Examples:
         >>> first_reaching(np.array([0.1, 0.5, 0.7]), np.array([0.0, 0.5, 0.8])).tolist()
@@ -120,7 +120,7 @@ def first_reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:
 
 
 def number_reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:
-    """Return how many of some ascending values reach each of some ascending scores.
+    """Return, for each of the ascending scores, how many of the ascending values reach it.
 
     Examples:
         >>> number_reaching(np.array([0.1, 0.5, 0.7]), np.array([0.0, 0.5])).tolist()
@@ -129,7 +129,7 @@ def number_reaching(values: FloatArray, scores: NDArray[np.float64]) -> Ints:
     if SEARCH_PRICE * len(scores) < len(values):
         return len(values) - np.searchsorted(values, scores)
     out = np.empty(len(scores), np.int64)
-    # Numba compiles another loop for an array with strides.
+    # Numba would compile a second loop for an array with strides.
     _merge(values, np.ascontiguousarray(scores), out)
     return out
 

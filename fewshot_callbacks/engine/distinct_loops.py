@@ -1,4 +1,4 @@
-"""The loops behind `distinct.py`: from the counts of distinct rows to the counts of all queries."""
+"""The compiled loops of `distinct.py`, which derive the counts of all queries from the counts of distinct rows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def write_at_places(offsets, thresholds, scores):
 
 @kernel
 def add_inside(first_row, thresholds, lists, copies, above, tied):
-    """Add the pairs inside the lists of distinct queries, whose scores are thresholds, to the counts of pairs outside.
+    """Add the pairs inside the lists of distinct queries to the counts of pairs outside.
 
-    Each threshold of a run of equal ones gets the items of the whole run as tied.
+    The scores of the pairs inside are the thresholds. Each threshold counts the items of all equal thresholds as tied.
     """
     for n in range(thresholds.offsets.shape[0] - 1):
         start = thresholds.offsets[n]
         end = thresholds.offsets[n + 1]
         list_start = lists.start[first_row + n]
         items_above = np.int64(0)
-        while end > start:  # a run of thresholds that are equal, from the highest on
+        while end > start:  # a run of equal thresholds, the highest run first
             begin = end
             items = np.int64(0)
             while begin > start and thresholds.scores[begin - 1] == thresholds.scores[end - 1]:
@@ -94,8 +94,8 @@ def subtract(rows, all_items, offsets, scores, self_scores, above, tied):
         all_items: Where the thresholds of each distinct query begin; the thresholds; the items above and tied with
             each.
         offsets: Where the thresholds of each query begin.
-        scores: (thresholds,) of the queries, ascending for each.
-        self_scores: (queries,) score of each query with itself; NaN for none.
+        scores: (thresholds,) thresholds of the queries, ascending for each query.
+        self_scores: (queries,) score of each query with itself; NaN if there is none.
         above: (thresholds,) negatives above each.
         tied: (thresholds,) negatives tied with each.
     """
@@ -105,12 +105,12 @@ def subtract(rows, all_items, offsets, scores, self_scores, above, tied):
         k = row_offsets[rows[n] + 1]
         last = offsets[n + 1]
         end = last
-        while end > offsets[n]:  # a run of thresholds that are equal, from the highest on
+        while end > offsets[n]:  # a run of equal thresholds, the highest run first
             score = scores[end - 1]
             begin = end
             while begin > offsets[n] and scores[begin - 1] == score:
                 begin -= 1
-            step = 1  # the next threshold is near: a search by steps that double, down from the last one
+            step = 1  # the next threshold is near: the search goes down from the last one by steps that double
             while k - step >= first_of_row and row_scores[k - step] >= score:
                 k -= step
                 step *= 2

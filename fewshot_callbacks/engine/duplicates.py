@@ -36,7 +36,7 @@ def first_duplicates(values: NDArray[Any], threads: int, hashes: NDArray[np.int6
 
 
 def row_hashes(values: NDArray[Any], threads: int = 1, seed: int = 0) -> NDArray[np.int64]:
-    """Return a hash of 64 bits for each row: the same in every process, and 0 for a row of zeros.
+    """Return a 64-bit hash of each row: the same in every process, and 0 for a row of zeros.
 
     Args:
         values: (rows, dim), contiguous.
@@ -46,7 +46,7 @@ def row_hashes(values: NDArray[Any], threads: int = 1, seed: int = 0) -> NDArray
     bits = values.view(_INTEGERS[values.itemsize])
     odd_factors = np.random.default_rng(seed).integers(2**62, size=bits.shape[1]) | 1
     hashes = np.empty(len(bits), np.int64)
-    # About half of the bits, so that the upper ones reach the lower ones. Any number near it would do.
+    # About half of the bits, so that the upper bits affect the lower bits. Any number near it works.
     shift = 4 * bits.itemsize - 3
 
     def hash_rows(block: slice, _: None) -> None:

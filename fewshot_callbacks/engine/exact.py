@@ -1,20 +1,21 @@
 """The exact score of a pair: the true cosine, dot product or distance of two rows, rounded once to float64.
 
 A sum of products is kept together with the sum of its rounding errors (Dot2; Ogita, Rump and Oishi, "Accurate sum and
-dot product", 2005), which gives about 106 bits and a bound on what is still missing. Where that bound leaves two
-float64 numbers possible (Ziv's test), the sum is made once more without any rounding (Shewchuk 1997). So the score
-depends only on the two rows, and not on the order of summation, the tile, the thread or the process. It is symmetric,
-and equal rows tie. A distance is compared with the half between two numbers (`_rounded_root`). A cosine that is within
-2**-97 of such a half is rounded from about 100 bits: that this is the nearer side is not proved, and no case is known.
+dot product", 2005), which gives about 106 bits and a bound on the remaining error. If that bound leaves two float64
+numbers possible (Ziv's test), the sum is computed again without any rounding (Shewchuk 1997). So the score depends only on
+the two rows, and not on the order of summation, the tile, the thread or the process. It is symmetric, and equal rows tie.
+A distance is compared with the midpoint between two numbers (`_rounded_root`). A cosine within 2**-97 of such a midpoint is
+rounded from about 100 bits. There is no proof that this gives the nearer number, and no case is known in which it does not.
 
-Sums run in interleaved lanes, which the compiler turns into vector instructions: `LANES` of the components of one
-pair, wherever its rows are, or one for each item that several queries are compared with, in less than half the time.
+Sums run in interleaved lanes, which the compiler turns into vector instructions. For one pair, there are `LANES` lanes of
+components. If several queries are compared with the same items, there is one lane for each item, which takes less than
+half the time.
 
 | bound | where it comes from |
 | --- | --- |
-| `(dim + LANES + 8)**2 2**-104` of a sum | `dim + LANES + 2` errors of 2**-53, added up in twice as many roundings |
-| of what size | the product of the norms, for a dot product (Cauchy and Schwarz); a squared distance itself |
-| it covers, for a squared distance | rests that are three times as large, and the square of a difference's own error |
+| `(dim + LANES + 8)**2 2**-104 size` of a sum | `dim + LANES + 2` errors of 2**-53, added up in twice as many roundings |
+| `size` for a dot product | the product of the norms (Cauchy and Schwarz) |
+| `size` for a squared distance | itself; covers rests three times as large, and the square of a difference's own error |
 | `2**-97` of a cosine | two norms, at most 2**-99 each; their product and the quotient in 106 bits, below 2**-100 each |
 | `(dim + 8)**2 2**-105` of a cosine | the squared norms, sums of `dim` terms of one sign |
 | `2**-98` of a distance | the square root of a number of 106 bits: at most 2**-99, and its use |
@@ -37,11 +38,11 @@ COSINE = 0
 DOT = 1
 # Minus the squared distance of two rows.
 EUCLIDEAN = 2
-# Four vector registers of AVX2, two of AVX-512: enough additions at once that none waits for the one before.
+# Four vector registers of AVX2, two of AVX-512: enough additions at a time that none waits for the one before.
 LANES = 16
-# Most items whose scores with a query are computed at the same time.
+# Largest number of items whose scores with a query are computed at the same time.
 MEMBERS = 64
-# Most bytes that the components of these items may take of the cache of a core.
+# Largest number of bytes of these items' components, which stay in the cache of a core.
 MEMBERS_BYTES = 2**18
 # Room for a sum without rounding: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap.
 PARTIALS = 64
@@ -56,7 +57,7 @@ class Pairs(NamedTuple):
 
     queries: Rows  # (queries, dim)
     gallery: Rows  # (items, dim)
-    query_norm: NDArray[np.float64]  # (queries, 2) norm, rounded to float64, and its rest
+    query_norm: NDArray[np.float64]  # (queries, 2) norm, rounded to float64, and its rounding error
     gallery_norm: NDArray[np.float64]  # (items, 2)
     # (queries,) number of the first duplicate of each row. In chunks these numbers begin with the number of the first
     # item, so that they are unique over the chunks of a pass: `counting.place_by_score` remembers a score by them.
@@ -138,7 +139,7 @@ def _squared_difference(x, y):
 
 
 def _summing(term):
-    """Return the two sums of one kind of terms. One loop for all kinds would branch inside, and not be vectorised."""
+    """Return the two sums of one kind of terms. A single loop for all kinds would branch and not be vectorised."""
 
     @inlined
     def add(total, low, x, y):
@@ -148,7 +149,7 @@ def _summing(term):
 
     @inner_kernel
     def sum_of_terms(left, right, work):
-        """Return the sum of the terms of two rows as high + low. Lane n sums components n, n + LANES, n + 2 LANES ..."""
+        """Return the sum of the terms of two rows as high + low. Lane n sums components n, n + LANES, and so on."""
         total = work[0, :LANES]
         low = work[1, :LANES]
         dim = left.shape[0]
@@ -163,7 +164,7 @@ def _summing(term):
         for k in range(full, dim):
             total[k - full], low[k - full] = add(total[k - full], low[k - full], left[k], right[k])
         width = LANES
-        # Halves of the lanes are added: lane by lane, each addition would wait for the one before.
+        # Halves of the lanes are added. Lane by lane, each addition would wait for the one before.
         while width > 1:
             width //= 2
             for lane in range(width):
@@ -222,9 +223,9 @@ def _grow(partials, count, value):
 
 @inner_kernel
 def _expand(left, right, of_differences, partials):
-    """Write a dot product or a squared distance as numbers that do not overlap, the smallest first; return their number.
+    """Write a dot product or a squared distance as numbers that do not overlap, and return how many there are.
 
-    Their sum is the dot product or squared distance without any rounding.
+    The smallest number is first. Their sum is the dot product or squared distance without any rounding.
     """
     count = 0
     for k in range(left.shape[0]):
@@ -256,7 +257,7 @@ def _rounded_sum(partials, count):
     rest = 0.0
     for k in range(last):
         rest += partials[k]
-    if last > 0 and (low < 0.0) == (rest < 0.0):  # a half goes to even only if nothing follows
+    if last > 0 and (low < 0.0) == (rest < 0.0):  # a midpoint is rounded to even only if nothing follows
         double_low = 2.0 * low
         neighbour = high + double_low
         if double_low == neighbour - high:
@@ -266,9 +267,9 @@ def _rounded_sum(partials, count):
 
 @inner_kernel
 def _above_square(partials, count, number, half):
-    """Return whether an exact sum is above (number + half)**2, as -1, 0 or 1; `half` is a power of two, or minus one.
+    """Return whether an exact sum is above (number + half)**2, as -1, 0 or 1, and the number of its parts.
 
-    The sum has the same value afterwards, and perhaps more numbers. Returns the sign and their number.
+    The sum has the same value afterwards, and perhaps more parts. `half` is a power of two or its negative.
     """
     sign = 0.0
     for direction in (-1.0, 1.0):
@@ -286,8 +287,8 @@ def _above_square(partials, count, number, half):
 def _rounded_root(partials, count):
     """Return the square root of an exact sum, rounded once.
 
-    The root in 106 bits can look like a half of its last place though it is not. So the number is compared with
-    both neighbouring halves: the root is above a half if the sum is above its square.
+    In 106 bits, the root can look like a midpoint between two float64 numbers without being one. So the exact sum is
+    compared with the squares of both neighbouring midpoints.
     """
     high, low = _rounded_sum(partials, count)
     root, rest = _root(high, low)
@@ -334,13 +335,13 @@ def _round(pairs, i, j, high, low, error, finish):
         pairs: The rows.
         i: The query.
         j: The item.
-        high: The sum, rounded.
-        low: The rest of the sum.
+        high: The rounded sum.
+        low: The rounding error of the sum.
         error: How far high + low can be from the sum.
         finish: Whether high + low is the exact sum, rounded to 106 bits, so that there is nothing more to test. Distances
             are finished by `_rounded_root` instead.
     """
-    if pairs.kind == DOT:  # of an exact sum, `high` is the nearest; `low` may look like half of its last place
+    if pairs.kind == DOT:  # `high` is the number nearest to an exact sum; `low` may look like half of its last place
         return (high if finish else _nearest(high, low, error)) * pairs.score_factor
     if pairs.kind == EUCLIDEAN:
         root, rest = _root(high, low)
@@ -416,7 +417,7 @@ def float64_score(pairs, i, j):
 
 @kernel
 def exact_scores(pairs, rows, columns, out, work):
-    """Write the exact scores of the pairs (rows[p], columns[p]). Pairs of equal rows that follow each other take one."""
+    """Write the exact scores of the pairs (rows[p], columns[p]). Consecutive pairs of equal rows are computed once."""
     last_query = np.int64(-1)
     last_item = np.int64(-1)
     score = 0.0
@@ -443,13 +444,13 @@ def columns_of(rows, items, first_item, out):
 
 @inner_kernel
 def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
-    """Write the exact scores of a query with the items `items[first:]`, and NaN where that takes a sum without rounding.
+    """Write the exact scores of a query with the items `items[first:]`; NaN if a score needs a sum without rounding.
 
     The rows of the items are the columns of `members`.
     """
     left = pairs.queries[i]
-    # Rounded up to whole vectors of `LANES` columns, since a partial vector would be added number by number. `members`
-    # has room for it.
+    # It is rounded up to whole vectors of `LANES` columns, since a partial vector would be added number by number.
+    # `members` has room for them.
     stop = first - (first - items.shape[0]) // LANES * LANES
     if pairs.kind == EUCLIDEAN:
         _squared_distances(left, members, first, stop, work)
@@ -465,7 +466,7 @@ def exact_scores_beside(pairs, i, items, first_item, members, first, out, work):
 
 @kernel
 def exact_norms(values, single, out, work):
-    """Write the norm of each row: rounded to float64, and its rest.
+    """Write the norm of each row, rounded to float64, and its rounding error.
 
     Nothing cancels in the squared norm, so its error is below dim**2 2**-105 of it.
     """

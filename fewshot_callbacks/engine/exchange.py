@@ -1,8 +1,8 @@
 """The exchange: each process receives the items of all others, one remote chunk at a time.
 
-A score of a symmetric set counts for both of its items. If these belong to two processes, one of the two computes the
-score, and counts for the item of the other process as well (`RemoteCounter`). So each estimate is computed once, as
-long as the queries are ranked in one batch.
+A score of a symmetric set counts for both of its items. If the items belong to two processes, one of the two processes
+computes the score, and also counts for the item of the other process (`RemoteCounter`). So each estimate is computed once,
+as long as the queries are ranked in one batch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fewshot_callbacks.files.journal import Arrays, PassRecord
 class RemoteCounter(Protocol):
     """An observer that also counts for the queries of other processes.
 
-    A pair of two processes of a symmetric set is computed in one of them, but counts for both of its items. So the items
-    of a remote chunk are sent with their thresholds, and their counts are sent back.
+    In a symmetric set, a pair whose items belong to two processes is computed in one of them, but counts for both items. So
+    the items of a remote chunk are sent with their thresholds, and their counts are sent back.
     """
 
     def export_thresholds(self, queries: slice) -> Arrays:
@@ -36,7 +36,7 @@ class RemoteCounter(Protocol):
         """Return the counts of the items of the remote chunk, to be sent back."""
 
     def import_counts(self, queries: slice, counts: Arrays) -> None:
-        """Add what another process has counted for some queries of this process."""
+        """Add what another process has counted for queries of this process."""
 
 
 class _Round(NamedTuple):
@@ -52,9 +52,9 @@ class _Round(NamedTuple):
 
 
 def queries_of_symmetric_chunk(plan: ChunkPlan, rank: int, sender: int, chunk: int) -> slice:
-    """Return the queries of a process that it compares with a chunk of another one, where queries and items are one set.
+    """Return the queries that a process compares with a chunk of another process, if queries and items are one set.
 
-    Both processes receive the items of the other, and so each pair of their items. One of the two computes it:
+    Each process receives the items of the other, so both have every pair of their items. One of the two computes a pair:
 
                                            item of the higher rank
                                            in its first half    in its second half
@@ -110,7 +110,7 @@ class RemoteExchange:
                 yield from self._swap(this_round, chunk, own_items, own_rows)
 
     def _rounds(self) -> Iterator[_Round]:
-        """Yield the rounds: in round r, each process sends to the process r ranks below, and receives from r ranks above.
+        """Yield the rounds: in round r, each process sends to the process r ranks below and receives from r ranks above.
 
         So items arrive in the order of their numbers (`gather_in_item_order`), the items of the next rank first.
         """
@@ -125,7 +125,7 @@ class RemoteExchange:
 
     def _swap(self, this_round: _Round, chunk: int, own_items: slice, own_rows: NDArray[Any]) -> Iterator[Chunk]:
         """Send a chunk of own items and yield the received chunk, if any; then send its counts back."""
-        # Both sides take the chunks in one order, so messages do not name their chunk.
+        # Both sides take the chunks in the same order, so messages do not name their chunk.
         destination, sender, first_item_of_sender, _ = this_round
         outgoing = self._with_thresholds(own_items, own_rows)
         received = self._exchange(outgoing, destination, sender)
@@ -151,7 +151,7 @@ class RemoteExchange:
                 self.counter.import_counts(own_items, own_counts)
 
     def _with_thresholds(self, own_items: slice, own_rows: NDArray[Any]) -> Arrays | None:
-        """Return the arrays that are sent with items; None without an item."""
+        """Return the arrays that are sent with items; None if there are no items."""
         if len(own_rows) == 0:
             return None
         thresholds = [] if self.counter is None else self.counter.export_thresholds(own_items)

@@ -17,18 +17,18 @@ def gallery_chunks(
     counter: RemoteCounter | None = None,
     record: PassRecord | None = None,
 ) -> Iterator[Chunk]:
-    """Yield the whole gallery: rows in memory, rows on disk, rows of the other processes. Collective.
+    """Yield the whole gallery: rows in memory, rows on disk, rows of the other processes. *Collective*.
 
     A consumer must drop each chunk before it asks for the next one. Then at most one chunk is in memory at a time, in
     addition to the rows of this process and the chunk that is read, or sent, next.
 
     Args:
         vectors: Queries and gallery of this process.
-        symmetric: Whether queries and gallery are one set whose scores are symmetric; each pair is then in the queries of
-            one chunk of one process only.
+        symmetric: Whether queries and gallery are one set whose scores are symmetric. Then each pair is compared in only one
+            chunk of one process.
         counter: Counts for the items of remote chunks.
-        record: Journal entry of this pass. The steps that it names as done are skipped. Step 0 is the rows in memory, then
-            come the chunks on disk, then the remote chunks.
+        record: Journal entry of this pass. Finished steps are skipped. Step 0 is the rows in memory; the chunks on disk and
+            then the remote chunks follow.
     """
     first_step = 0 if record is None else record.step
     if first_step == 0:

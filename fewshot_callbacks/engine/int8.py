@@ -1,7 +1,7 @@
 """Products of int8: rows that are rounded to integers times a scale, and the error bounds of their products.
 
-They are fast where a processor has instructions for them (VNNI), and take a quarter of the memory of float32. They leave
-more pairs open: `precision.py` weighs both.
+They are fast on processors with instructions for them (VNNI), and take a quarter of the memory of float32. But they leave
+more pairs open. `precision.py` weighs both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fewshot_callbacks.engine.operands import Operand
 
 
 class Int8Operand(NamedTuple):
-    """An operand in int8, and what rounding to integers has left of its rows."""
+    """An operand in int8, and the norms of the remainders after its rows are rounded to integers."""
 
     operand: Operand
     remainder_norms: NDArray[np.float64]  # (rows,) upper bound of the norm of the remainder, row - scale * integers
@@ -52,8 +52,8 @@ def int8_error_bounds(
 
         remainder_norm * longest + (length + remainder_norm) * largest_remainder_norm
 
-    Two columns can attain this: q' is then parallel to g - g', and g to q - q'. A remainder of n
-    columns has about the norm sqrt(n / 12) times the scale, since rounding errors are spread evenly over a step.
+    Rows of two columns can attain this: q' is then parallel to g - g', and g to q - q'. The norm of a remainder of n columns
+    is about sqrt(n / 12) times the scale, since rounding errors are spread evenly over a step.
 
     The product of the integers is exact. `scale_product` rounds a few times in float32, which 2**-20 of the largest estimate
     covers. The largest estimate exceeds `sizes` by little more than `largest_remainder_norm`, since lengths are at most 1.
@@ -96,7 +96,7 @@ def round_rows(values, centre, divisors, largest, weight, has_offsets, tables, w
         for k in range(row.shape[0]):
             top = max(top, abs(work[k]))
         offsets[r] = -exact.plain_sum(work, work, False) if has_offsets else 0.0
-        scale = np.float64(np.float32(max(top / largest, 2.0**-100)))  # which float32 still divides by
+        scale = np.float64(np.float32(max(top / largest, 2.0**-100)))  # large enough to divide by in float32
         for k in range(row.shape[0]):
             nearest = min(max(np.rint(work[k] / scale), -largest), largest)
             rounded[k] = np.int8(nearest)
@@ -119,10 +119,10 @@ def scale_product(product, scales, offsets, item_scales, item_offsets, out):
 
 @functools.cache
 def largest_exact_int8() -> int:
-    """Return the largest integer whose products this processor sums exactly; 0 if products of int8 could not pay here.
+    """Return the largest integer whose products this processor sums exactly; 0 if int8 products cannot pay here.
 
-    Without VNNI, oneDNN adds two products of int8, one of them moved by 128, in 16 bits: of integers up to 63 the sum cannot
-    saturate, (63 + 128) * 63 * 2 = 24,066; of larger ones it does.
+    Without VNNI, oneDNN shifts one operand by 128 and adds two int8 products in 16 bits. For integers up to 63 the sum
+    cannot saturate: (63 + 128) * 63 * 2 = 24,066. For larger integers it does.
     """
     if not torch.backends.mkldnn.is_available():
         return 0  # torch then multiplies in a plain loop

@@ -15,7 +15,7 @@ from fewshot_callbacks.engine.operands import DTYPES, ITEM_COLUMNS, NO_COLUMNS, 
 from fewshot_callbacks.engine.options import Precision, run_tasks, split
 from fewshot_callbacks.engine.scale import Floats, Scale
 
-# The factor by which rounding may have shortened a norm.
+# Largest factor by which rounding may have shortened a norm.
 LONGER = 1 + 1e-9
 
 
@@ -27,7 +27,7 @@ class OperandRows:
         rows: (rows, dim) in range (`Scale.in_range`).
         norms: (rows,) their norms.
         scale: How they are scaled.
-        are_queries: Whether they are the queries. One set whose two operands are equal is one side, the queries.
+        are_queries: Whether they are the queries. If one set has the same operand for both sides, its rows are the queries.
         threads: Number of threads to compute with.
     """
 
@@ -36,7 +36,7 @@ class OperandRows:
     scale: Scale
     are_queries: bool
     threads: int
-    # the operand in int8, computed when it is asked for the first time
+    # the operand in int8; `int8_operand` computes it at its first call
     _int8: Int8Operand | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -47,13 +47,13 @@ class OperandRows:
 
         Args:
             index: A slice, or an array of row numbers.
-            rows: These rows, which the caller may share.
+            rows: These rows, which the caller may use for something else as well.
         """
         operand = None if self._int8 is None else self._int8.take(index)
         return OperandRows(rows, self.norms[index], self.scale, self.are_queries, self.threads, operand)
 
     def new_operand(self, rows: int, precision: Precision) -> Operand:
-        """Return room for some rows of an operand."""
+        """Return an operand with room for a number of rows."""
         if precision == "int8":
             integers = torch.empty(rows, self.scale.dim, dtype=DTYPES[precision])
             return Operand(integers, scale=np.zeros(rows, np.float32), offset=np.zeros(rows, np.float32))
@@ -72,9 +72,9 @@ class OperandRows:
         return out
 
     def fill(self, rows: slice, out: Operand) -> None:
-        """Write some rows of an operand of float16, float32 or float64."""
+        """Write a slice of the rows of an operand in float16, float32 or float64."""
         placed = out.rows
-        if placed.dtype == torch.float16:  # which NumPy's loops do not write
+        if placed.dtype == torch.float16:  # compiled loops do not write float16
             placed = torch.empty(out.rows.shape)
         extra = NO_COLUMNS
         if self.scale.kind == exact.EUCLIDEAN:
@@ -100,13 +100,13 @@ class OperandRows:
         return out * LONGER
 
     def int8_operand(self) -> Int8Operand:
-        """Return the operand in int8. It is computed once."""
+        """Return the operand in int8, which is computed once."""
         if self._int8 is None:
             self._int8 = self._round_to_int8()
         return self._int8
 
     def free_int8_operand(self) -> None:
-        """Free the operand in int8. A later call computes it anew."""
+        """Free the operand in int8. A later call computes it again."""
         self._int8 = None
 
     @property
@@ -139,4 +139,4 @@ class OperandRows:
             )
 
         run_tasks(split(number), fill, self.threads, lambda: np.empty(self.scale.dim))
-        return Int8Operand(operand, remainder_norms * (1 + 1e-6) + 2.0**-60)  # for the rounding of the norms
+        return Int8Operand(operand, remainder_norms * (1 + 1e-6) + 2.0**-60)  # covers the rounding of the norms

@@ -16,24 +16,24 @@ from fewshot_callbacks.engine.options import Precision
 DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 # Largest relative error of one rounded operation.
 ROUNDOFF: dict[str, float] = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
-# Columns that `place_rows` adds to a row: none.
+# `place_rows` adds no columns to a row.
 NO_COLUMNS = 0
-# Two columns of a query. With the two columns of an item, one product gives minus the squared distance.
+# It adds two columns to a query. With the two columns of an item, one product gives minus the squared distance.
 QUERY_COLUMNS = 1
-# Two columns of an item.
+# It adds two columns to an item.
 ITEM_COLUMNS = 2
 
 
 class Operand(NamedTuple):
     """One factor of a product.
 
-    An estimate is the product of a row of the queries and a row of the items. Products of int8 are integers. There the
-    estimate is `product * (query_scale * item_scale) + (query_offset + item_offset)`.
+    An estimate is the product of a query row and an item row. Products of int8 are integers, from which the estimate is
+    `product * (query_scale * item_scale) + (query_offset + item_offset)`.
     """
 
     rows: Tensor  # (rows, columns)
-    scale: NDArray[np.float32] | None = None  # (rows,) of int8
-    offset: NDArray[np.float32] | None = None  # (rows,) of int8
+    scale: NDArray[np.float32] | None = None  # (rows,) only for int8
+    offset: NDArray[np.float32] | None = None  # (rows,) only for int8
 
     def take(self, index: Any) -> Operand:
         """Return some of its rows.
@@ -51,17 +51,17 @@ class Operand(NamedTuple):
 def float_error_bounds(
     precision: Precision, columns: int, product_weight: int, sizes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return how far a product of floats can be from the exact score.
+    """Return (rows,) how far a product of floats can be from the exact score.
 
-    A sum of `columns` products is rounded in any order (Higham, section 3.1); 12 more roundings are for the operands,
-    their norms and this formula. Operands in float16 add their own rounding, 2.1 times its roundoff, and 2**-25 for
-    components that are too small for it; a GPU may cut off where it sums them.
+    A sum of `columns` products is rounded in any order (Higham, section 3.1). The bound includes 12 more roundings for the
+    operands, their norms and this formula. Operands in float16 add their own rounding: 2.1 times its roundoff, and 2**-25
+    for components that are too small for float16. A GPU may truncate instead of rounding where it sums them.
 
     Args:
         precision: float16, float32 or float64.
         columns: Components of a row of an operand.
         product_weight: The number of times that a product counts: 2 for distances, else 1.
-        sizes: (rows,) for each row, the largest product of its norm with the norm of another row.
+        sizes: (rows,) for each row, the largest product of its norm with the norm of a row of the other side.
     """
     is_half = precision == "float16"
     roundoff = min(ROUNDOFF[precision], 2.0**-24)  # float16 is summed in float32
@@ -77,7 +77,7 @@ def float_error_bounds(
 
 @kernel
 def place_rows(values, centre, divisors, extra, out):
-    """Move rows to a centre and divide them; -|q - g|**2 = 2 q.g - |q|**2 - |g|**2 in one product of two more columns.
+    """Move rows to a centre and divide them. Two more columns make the product 2 q.g - |q|**2 - |g|**2 = -|q - g|**2.
 
     Args:
         values: (rows, dim).

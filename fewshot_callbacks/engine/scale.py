@@ -1,14 +1,14 @@
-"""From rows to scores and back: what rows are divided by and moved to before they are multiplied.
+"""The scaling of rows to scores and back: how rows are divided and centred before they are multiplied.
 
-All scores lie in [-1, 1]. A score is the exact similarity of two rows in range, times a power of two, so that products
-stay in the range of float32. With r for `range_factor` and f for `score_factor`, both powers of two,
+All scores are in [-1, 1]. A score is the exact similarity of two rows in range, times a power of two, so that products
+stay in the range of float32. Let r be the `range_factor` and f the `score_factor`, both powers of two. Then
 
     score of a dot product p = p r^2 f
     score of a distance d = -(d r)^2 f
     score of a Hamming distance d of codes of b bits = (b - 2 d) f
 
-and a cosine is its own score. `Scale.to_user` and `Scale.from_user` are inverse to each other, up to the rounding of the
-square of a distance.
+The score of a cosine is the cosine itself. `Scale.to_user` and `Scale.from_user` are inverses of each other, up to the
+rounding of a squared distance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEAST_EXPONENT = -1000
 
 
 def check_similarity(similarity: str) -> None:
-    """Refuse an unknown similarity, and name the known ones."""
+    """Raise an error that lists the known similarities if this one is unknown."""
     if similarity not in get_args(Similarity):
         raise InputError(f"similarity={similarity!r} is unknown. Choose one of {', '.join(get_args(Similarity))}.")
 
@@ -53,9 +53,9 @@ class Scale:
         similarity: How rows are compared.
         dim: Components of a row.
         is_double: Whether rows are compared in float64.
-        exponent: Binary exponent by which all rows are divided; None if each row is divided by its own.
-        query_factor: Factor of queries, so that scores are in [-1, 1].
-        item_factor: Factor of items.
+        exponent: Binary exponent by which all rows are divided; None if each row is divided by its own exponent.
+        query_factor: Power of two that multiplies queries, so that scores are in [-1, 1].
+        item_factor: Power of two that multiplies items.
         centre: (dim,) point to which rows are moved before they are multiplied.
     """
 
@@ -91,7 +91,7 @@ class Scale:
 
     @property
     def range_factor(self) -> float:
-        """What all rows are multiplied by to be in the range of float64; 1 for cosines, which no factor of a row changes."""
+        """Factor that brings all rows into the range of float64; 1 for cosines, which do not depend on it."""
         return math.ldexp(1.0, -self.exponent) if self.exponent else 1.0
 
     @property
@@ -105,7 +105,7 @@ class Scale:
         return self.dim + (2 if self.kind == exact.EUCLIDEAN else 0)
 
     def in_range(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return rows, divided by the common exponent or each by its own."""
+        """Return the rows, divided by the common power of two or each row by its own power."""
         if self.exponent == 0:
             return rows
         exponents: Any = self.exponent
@@ -115,7 +115,7 @@ class Scale:
         return divided
 
     def norms_of(self, rows: NDArray[Any], threads: int) -> Floats:
-        """Return the norm of each row in range, (rows, 2): rounded to float64, and its rest."""
+        """Return (rows, 2) the norm of each row in range, rounded to float64, and its rounding error."""
         norms = np.zeros((len(rows), 2))
 
         def fill(block: slice, work: Floats) -> None:
@@ -139,7 +139,7 @@ class Scale:
         return similarities + 0.0  # turns -0.0 into 0.0
 
     def from_user(self, similarities: Any) -> Any:
-        """Return the scores of similarities; an infinite one stays as it is."""
+        """Return the scores of similarities. Infinite similarities stay infinite."""
         similarities = np.asarray(similarities, np.float64)
         if self.are_codes:
             return (2 * similarities + self.dim) * self.score_factor
@@ -157,7 +157,7 @@ class Scale:
 def scale_without_factors(
     similarity: Similarity, sides: list[NDArray[Any]], pieces: Iterable[NDArray[Any]], processes: Processes
 ) -> Scale:
-    """Return a scale that brings rows into the range of float64, with no factors and no centre yet. Collective.
+    """Return a scale that brings rows into the range of float64, with no factors and no centre yet. *Collective*.
 
     Args:
         similarity: How rows are compared.
@@ -174,9 +174,9 @@ def scale_without_factors(
 
 
 def _common_exponent(kind: int, rows: Iterable[NDArray[Any]], processes: Processes) -> int | None:
-    """Return the binary exponent to divide all rows by; None if each row is to be divided by its own. Collective.
+    """Return the binary exponent to divide all rows by; None if each row is divided by its own exponent. *Collective*.
 
-    It is 0 unless squares of components leave the range of float64.
+    It is 0 unless squares of components exceed the range of float64.
     """
     largest_components = np.concatenate([np.abs(piece).max(1, initial=0.0) for piece in rows])
     if kind == exact.COSINE:
@@ -198,8 +198,8 @@ def with_factors(scale: Scale, largest_norms: list[float]) -> Scale:
     if scale.kind == exact.COSINE:
         return scale
     powers = [2.0 ** math.ceil(math.log2(norm)) if norm else 1.0 for norm in largest_norms]
-    # A distance is at most twice the largest norm. Estimates are products of rows that are moved to their centre, which
-    # are no longer than that either.
+    # A distance is at most twice the largest norm. Estimates are products of centred rows, whose norms are not larger
+    # either.
     if scale.kind == exact.EUCLIDEAN:
         factor = 1.0 / (2.0 * max(powers))
         return replace(scale, query_factor=factor, item_factor=factor)
@@ -207,14 +207,15 @@ def with_factors(scale: Scale, largest_norms: list[float]) -> Scale:
 
 
 def with_centre(scale: Scale, pieces: Callable[[], Iterable[NDArray[Any]]], items: int, processes: Processes) -> Scale:
-    """Return the scale. For distances its centre is the mean of the items of all processes. Collective.
+    """Return the scale with its centre, which for distances is the mean of all processes' items. *Collective*.
 
-    Distances do not change if all rows are moved by it, and products of rows near their centre round less.
+    Distances do not change if the centre is subtracted from all rows, and products of centred rows have smaller rounding
+    errors.
 
     Args:
         scale: A scale.
         pieces: Yields all items of this process in range, piece by piece.
-        items: Number of these.
+        items: Number of items of this process.
         processes: All processes.
     """
     if scale.kind != exact.EUCLIDEAN:

@@ -1,4 +1,4 @@
-"""Exact scores of pairs that a caller lists, wherever the rows of their items are."""
+"""Exact scores of listed pairs, whose items may be in memory, on disk or in other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scores_of_pairs(vectors: Vectors, queries: NDArray[Any], items: NDArray[Any]
         vectors: Queries and gallery of this process.
         queries: (pairs,) numbers of the queries.
         items: (pairs,) numbers of the items among all items, as `gather_in_item_order` numbers them.
-        memory: Budget in bytes of a chunk.
+        memory: Budget of a chunk in bytes.
     """
     order = np.argsort(items, kind="stable")
     ordered_items = items[order]

@@ -9,13 +9,13 @@ from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.vectors import Vectors
 
 # Sizes that decide which collective calls are made, or how long their arrays are. They have to be the same in all processes:
-# otherwise a process waits for ever. The other sizes are of one process: those of tiles and blocks, and numbers of batches,
-# to which `Evaluation` adds empty ones.
+# otherwise a process waits forever. Other sizes may differ: the sizes of tiles and blocks, and the number of batches, since
+# `Evaluation` adds empty batches.
 SHARED_SIZES = (
     "cache_floats",
     "cache_int8",  # the first error bound in int8 is collective
-    "recounts_in_int8",  # as many precisions are compared in all processes
-    "cache_scores",  # scores that are not cached are computed in batches, each of which is collective
+    "recounts_in_int8",  # all processes compare the same number of precisions
+    "cache_scores",  # scores that are not cached are computed in batches, and each batch is collective
     "cache_entries",  # the same for the scores of distinct rows
     "grid_size",  # a search refines its grid or closes counts (`pooled/search.py`), and sums arrays of the grid's length
     "buffer_pairs",  # whether there is a cut-off, and so another pass
@@ -31,7 +31,7 @@ def shared_layout(
     on_device: bool = False,
     reserved: int = 0,
 ) -> Layout:
-    """Return the sizes that keep within a budget. Collective.
+    """Return the sizes that keep within a budget. *Collective*.
 
     Sizes that decide about collective calls are the smallest over all processes.
 
@@ -39,11 +39,11 @@ def shared_layout(
         vectors: Queries and gallery.
         memory: Bytes beyond the vectors.
         list_lengths: (queries,) number of relevant items of each query of this process.
-        ranked: Number of relevant pairs whose ranks are computed, if these are others.
+        ranked: Number of relevant pairs whose ranks are computed, if the tiles contain distinct rows.
         on_device: Whether tiles are computed on a device.
         reserved: Bytes of the memory that something else takes.
     """
-    if vectors.stored is not None:  # the remainder is for rows that are resident or being read
+    if vectors.stored is not None:  # the rest of it is for rows that are resident or being read
         memory *= vectors.stored.remaining_share
     resident = len(vectors.pairs.gallery)
     [all_items] = vectors.processes.summed(np.array([vectors.items])).tolist()

@@ -1,7 +1,7 @@
-"""Where the operands of tiles come from: computed once and cached, or recomputed for each tile.
+"""The operands of tiles: they are computed once and cached, or recomputed for each tile.
 
-`Estimates` own the cached float operands. Operands in int8 belong to the `Vectors` until
-`free_int8_operands`, because the error bounds of the vectors depend on them.
+An `Estimates` object owns the cached float operands. Operands in int8 belong to the `Vectors` until `free_int8_operands`,
+because the error bounds of the vectors depend on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TileOperands(Protocol):
     """The operands of all tiles. Each tile takes a slice of their rows."""
 
     def new_room(self, rows: int) -> Operand | None:
-        """Return the room in which one thread recomputes some rows; None if it never does."""
+        """Return an operand in which one thread recomputes a number of rows; None if no operand is recomputed."""
 
     def query_rows(self, rows: slice, room: Operand | None) -> Operand:
         """Return the operand of queries, which may be written into the room of the calling thread."""
@@ -48,7 +48,7 @@ def tile_operands(vectors: Vectors, precision: Precision, backend: TileBackend, 
         vectors: Queries and gallery.
         precision: Precision of the products.
         backend: Multiplies them.
-        cached: Whether they are computed once and kept in memory. Operands in int8 have to be.
+        cached: Whether they are computed once and kept in memory. This is necessary for int8.
     """
     if not cached:
         return RecomputedOperands(vectors, precision, backend)
@@ -60,7 +60,7 @@ def tile_operands(vectors: Vectors, precision: Precision, backend: TileBackend, 
 
 
 class CachedOperands:
-    """Operands that are computed once. That of a chunk from disk or from another process lives as long as the chunk.
+    """Operands that are computed once. The operand of a chunk from disk or another process lives as long as the chunk.
 
     Args:
         vectors: Queries and gallery.
@@ -118,7 +118,7 @@ class RecomputedOperands:
         self._backend = backend
 
     def new_room(self, rows: int) -> Operand:
-        """Return the room in which one thread recomputes some rows."""
+        """Return an operand in which one thread recomputes a number of rows."""
         return self._queries.new_operand(rows, self._precision)
 
     def query_rows(self, rows: slice, room: Operand | None) -> Operand:

@@ -1,6 +1,7 @@
-"""The rows that tiles are computed of: all rows, or distinct rows that stand for all.
+"""The rows of the tiles: all rows, or distinct rows that stand for them.
 
-An evaluation knows nothing of equal rows. It computes tiles of `TiledRows`, and asks them for the ranks of its queries.
+An evaluation does not know about equal rows. It computes tiles of a `TiledRows` object, which derives the ranks of its
+queries.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from fewshot_callbacks.engine.vectors import Vectors
 
 @runtime_checkable
 class RelevantPairScores(Protocol):
-    """The exact scores of all relevant pairs, and the thresholds of what is in the tiles: queries, or distinct ones."""
+    """The exact scores of all relevant pairs, and the thresholds of the queries (or distinct queries) in the tiles."""
 
     def thresholds(self, batch: slice) -> Thresholds:
-        """Return the thresholds of one batch. Collective."""
+        """Return the thresholds of one batch. *Collective*."""
 
     def ascending(self) -> Iterator[CountedValues]:
-        """Yield the scores of all relevant pairs of this process in ascending pieces. Collective."""
+        """Yield the scores of all relevant pairs of this process in ascending pieces. *Collective*."""
 
     def scores_of_batch(self, batch: slice, thresholds: Thresholds) -> Iterator[tuple[CountedValues, CountedValues]]:
         """Yield the scores of the relevant pairs of one batch, and of its negatives that are in no tile, in pieces.
@@ -41,10 +42,10 @@ class RelevantPairScores(Protocol):
         """
 
     def all_listed_negatives(self) -> CountedValues:
-        """Return the exact scores of all negatives of this process that are in no tile; only if thresholds are cached."""
+        """Return the exact scores of all negatives of this process that are in no tile. Thresholds must be cached."""
 
     def listed_negatives(self) -> Iterator[CountedValues]:
-        """Yield the exact scores of the negatives of this process that are in no tile, in pieces. Collective."""
+        """Yield the exact scores of the negatives of this process that are in no tile, in pieces. *Collective*."""
 
     def release_thresholds(self) -> None:
         """Free cached thresholds."""
@@ -52,7 +53,7 @@ class RelevantPairScores(Protocol):
 
 @runtime_checkable
 class TiledRows(Protocol):
-    """The rows that tiles are computed of, and the way from their ranks to the ranks of all queries."""
+    """The rows of the tiles, and the way from their ranks to the ranks of all queries."""
 
     @property
     def vectors(self) -> Vectors:
@@ -64,23 +65,23 @@ class TiledRows(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Memory that they take in addition to the vectors of the evaluation."""
+        """Memory of these rows in addition to the vectors of the evaluation."""
 
     @property
     def derived_ranks(self) -> int | None:
-        """Number of ranks of this process that are derived from ranks of the rows of the tiles; None if none are derived."""
+        """Number of this process's ranks that are derived from ranks of the tiles' rows; None if there are none."""
 
     def scores(self, batches: Sequence[slice], layout: Layout, *, places: bool) -> RelevantPairScores:
         """Return the exact scores of all relevant pairs.
 
         Args:
-            batches: The rows of each batch; as many batches in every process.
+            batches: The rows of each batch; the same number of batches in every process.
             layout: Decides what is cached.
             places: Whether the thresholds come with their places in the lists.
         """
 
     def all_negatives(self, pairs_in_tiles: float, sample: Sample) -> float:
-        """Return about how many negatives of all queries and items of all processes there are.
+        """Return about how many negatives all queries of all processes have.
 
         Args:
             pairs_in_tiles: Number of pairs of the rows of the tiles.
@@ -90,19 +91,19 @@ class TiledRows(Protocol):
     def ranks_of_queries(
         self, batch: slice, thresholds: Thresholds, ranks: Ranks, pairs: int, *, places: bool
     ) -> Iterator[QueryRanks]:
-        """Yield the ranks of all queries of a batch, some queries at a time.
+        """Yield the ranks of all queries of a batch, in pieces.
 
         Args:
             batch: The rows of the batch.
             thresholds: Their thresholds.
-            ranks: What the tiles have counted at these thresholds. It may be changed in place, so this is called once.
-            pairs: Number of list entries at a time; one query at least.
+            ranks: The counts of the tiles at these thresholds. They may be changed in place, so call this only once.
+            pairs: Largest number of list entries in a piece, unless a single query has more.
             places: Whether the ranks come with the places of the items in the lists of their queries.
         """
 
 
 class AllRows:
-    """All rows. Each stands for itself.
+    """All rows. Each row stands for itself.
 
     Args:
         vectors: Queries and gallery.
@@ -117,24 +118,24 @@ class AllRows:
         self.relevance = relevance
 
     def scores(self, batches: Sequence[slice], layout: Layout, *, places: bool) -> RelevantScores:
-        """See `TiledRows.scores`."""
+        """Return the exact scores of all relevant pairs."""
         return RelevantScores(self.vectors, self.relevance, batches, cache=layout.cache_scores, places=places)
 
     def all_negatives(self, pairs_in_tiles: float, sample: Sample) -> float:
-        """See `TiledRows.all_negatives`: the few relevant pairs are counted as well."""
+        """Return the number of pairs in the tiles. The few relevant pairs are counted as well."""
         del sample
         return pairs_in_tiles
 
     def ranks_of_queries(
         self, batch: slice, thresholds: Thresholds, ranks: Ranks, pairs: int, *, places: bool
     ) -> Iterator[QueryRanks]:
-        """See `TiledRows.ranks_of_queries`: the tiles have counted all."""
+        """Yield the ranks of the queries once, since the tiles have counted all pairs."""
         del thresholds, pairs, places
         yield QueryRanks(np.arange(batch.start, batch.stop), ranks)
 
 
 def tiled_rows(vectors: Vectors, relevance: PairRelevance, memory: float) -> TiledRows:
-    """Return the rows that tiles are computed of: distinct rows where they pay, else all. Collective.
+    """Return the rows for the tiles: distinct rows if they pay, otherwise all rows. *Collective*.
 
     Args:
         vectors: Queries and gallery.

@@ -17,7 +17,7 @@ ENTRY_BYTES = 4
 
 
 class TwinGroups(NamedTuple):
-    """Elements in groups of twins; groups are numbered by their first elements."""
+    """Elements in groups of twins. Groups are numbered in the order of their first elements."""
 
     group_of: Ints  # (elements,) group of each element
     first: Ints  # (groups,) first element of each group
@@ -46,10 +46,10 @@ class TwinGroups(NamedTuple):
 
 
 class UnitedLists(NamedTuple):
-    """Which lists of queries the list of each distinct query unites: the lists of all queries that it stands for.
+    """The lists of queries that the list of each distinct query unites: the lists of all queries that it stands for.
 
-    Rows with the same lists to unite share one list. So a row in several classes does not need a list of its own: there
-    is one list for each combination of classes.
+    Rows that unite the same lists share one list. So there is not one list for each row in several classes, but one list for
+    each combination of classes.
     """
 
     # (rows,) the list of each distinct query
@@ -63,7 +63,7 @@ class UnitedLists(NamedTuple):
 
     @classmethod
     def of(cls, relevance: PairRelevance, rows: TwinGroups, row_of_item: NDArray[np.int32]) -> UnitedLists:
-        """Return which lists are united.
+        """Return the lists to unite, without their items.
 
         Args:
             relevance: The lists of all queries, and their self-matches.
@@ -71,7 +71,7 @@ class UnitedLists(NamedTuple):
             row_of_item: (items,) distinct item of each item.
         """
         lists = relevance.relevant
-        # A list may lack the query itself as an item: then two queries with this list need different items.
+        # A list may lack the query itself as an item. Then two queries with this list need different items.
         row_outside = np.full(len(relevance.self_match), -1, np.int32)
         _find_outside(lists, relevance.self_match, row_of_item, row_outside)
         # queries of one kind have the same items to unite
@@ -90,7 +90,7 @@ class UnitedLists(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Number of distinct items of a list at most."""
+        """Largest number of distinct items of a list."""
         return int(np.diff(self.first_item).max(initial=0))
 
     def lists(self, relevance: PairRelevance, row_of_item: NDArray[np.int32]) -> Lists:
@@ -103,7 +103,7 @@ class UnitedLists(NamedTuple):
 
 
 def _combinations(rows: TwinGroups, kinds: TwinGroups) -> tuple[Ints, list[Ints]]:
-    """Return the kinds of queries that each row stands for, each kind once: combinations, which rows may share.
+    """Return the kinds of queries that each row stands for, as combinations that rows may share.
 
     Returns:
         The number of the combination of each row, (rows,), and the kinds of each combination, ascending.
@@ -166,7 +166,7 @@ def _unite_lists(first_query, queries, original, row_of_item, seen_in, offsets, 
         row_of_item: The distinct item of each item.
         seen_in: (distinct items,) the last list that each was added to; -1 for none.
         offsets: (lists + 1,) where each list begins.
-        out: (entries,) the items of all lists; empty if only `offsets` are asked for.
+        out: (entries,) the items of all lists; empty to write only `offsets`.
     """
     relevant, self_match = original
     count = np.int64(0)

@@ -1,1 +1,1 @@
-"""Files on the disk: their names, texts, images, what this package writes, the state of a long evaluation."""
+"""Files on disk: names, texts, images, outputs of this package, and the state of a long evaluation."""

@@ -16,7 +16,7 @@ from fsspec.core import strip_protocol, url_to_fs
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.outputs import write_whole
 
-# A protocol has at least two letters: C:/ is a drive. `Path` keeps only one of the two slashes. Protocols may be
+# A protocol has at least two letters, since C:/ is a drive. `Path` keeps only one of the two slashes. Protocols may be
 # chained by ::.
 _PROTOCOL = re.compile(r"(?P<protocol>(?:^|::)[a-z][a-z0-9+.-]+):/+(?=[^/]|$)")
 _LOCAL_PROTOCOL = re.compile(r"(?:file|local):/+")
@@ -26,7 +26,7 @@ Location = Path | str
 
 
 def is_address(path: object) -> bool:
-    """Return whether a file or a folder is named by an address, and not by a path of this machine.
+    """Return whether this is the address of a file or a folder, and not a path on this machine.
 
     Examples:
         >>> is_address("s3://bucket/run"), is_address(Path("s3://bucket/run")), is_address("runs/version_0")
@@ -38,7 +38,7 @@ def is_address(path: object) -> bool:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Return a path as text: an address with both slashes, although `Path` keeps one; file:// as a plain path.
+    """Return a path as text: an address with both slashes, although `Path` keeps only one; file:// as a plain path.
 
     Examples:
         >>> path_text(Path("s3://bucket/run")), path_text("file:///data/run"), path_text(Path("runs"))
@@ -155,15 +155,15 @@ def times_at_address(pattern: str) -> dict[Location, Any]:
 
 
 def upload(file: Path, address: str, is_replaceable: Callable[[Path], bool]) -> None:
-    """Copy a file to an address, unless a file is there that is not to be replaced.
+    """Copy a file to an address, unless a file that must not be replaced is already there.
 
     Args:
         file: The file.
         address: Destination of the copy.
-        is_replaceable: Returns whether a copy of the file at the address may be replaced.
+        is_replaceable: Returns whether the file at the address may be replaced, given a copy of it.
 
     Raises:
-        FileExistsError: If it may not be.
+        FileExistsError: If the file at the address must not be replaced.
     """
     files, path = filesystem_of(address)
     if files.exists(path):
@@ -171,32 +171,32 @@ def upload(file: Path, address: str, is_replaceable: Callable[[Path], bool]) -> 
             present = Path(folder) / file.name
             files.get(path, str(present))
             if not is_replaceable(present):
-                raise FileExistsError(f"{address} is a file that this package has not written in this run")
+                raise FileExistsError(f"{address} is a file that this package did not write in this run")
     files.makedirs(posixpath.dirname(path), exist_ok=True)
     files.put(str(file), path)
 
 
 @contextmanager
 def naming_address(address: str) -> Iterator[None]:
-    """Name the address in whatever goes wrong while it is read or written.
+    """Raise errors that name the address if it cannot be read or written inside the block.
 
     Raises:
         FileNotFoundError: There is nothing at the address.
         PermissionError: It may not be read or written.
-        ModuleNotFoundError: The package that reads the protocol is not installed; names it.
-        ValueError: Anything else, in the words of the package that reads the protocol.
+        ModuleNotFoundError: The package that reads the protocol is not installed; the message names it.
+        ValueError: Any other error, in the words of the package that reads the protocol.
     """
     try:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"there is nothing at {address}{_cause_in_brackets(error, address)}. Check the names of the bucket, the folder "
+            f"nothing exists at {address}{_cause_in_brackets(error, address)}. Check the names of the bucket, the folder "
             "and the file."
         ) from error
     except PermissionError as error:
         raise PermissionError(
-            f"there is no permission for {address}{_cause_in_brackets(error, address)}. Check the keys that this machine "
-            "uses, and what they allow."
+            f"access to {address} is denied{_cause_in_brackets(error, address)}. Check the keys that this machine uses and "
+            "their permissions."
         ) from error
     except ImportError as error:
         missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
@@ -207,12 +207,12 @@ def naming_address(address: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # each package that reads a protocol has its own errors
-        if isinstance(error, OSError) and error.errno is not None and error.filename:  # from a disk of this machine
+        if isinstance(error, OSError) and error.errno is not None and error.filename:  # an error of this machine's disk
             raise
         if str(error).startswith("Protocol not known"):
             raise InputError(
-                f"{address} begins with a protocol that fsspec does not know. Check its spelling; "
-                "fsspec.available_protocols() lists all."
+                f"{address} begins with a protocol that fsspec does not know. Check its spelling: "
+                "fsspec.available_protocols() lists all protocols."
             ) from error
         raise InputError(
             f"{address} cannot be reached{_cause_in_brackets(error, address)}. Check the address, the network, and the keys "
@@ -225,7 +225,7 @@ def _with_slashes(path: str | PurePath) -> str:
 
 
 def _cause_in_brackets(error: BaseException, address: str) -> str:
-    """Return a package's text for an error, in brackets; empty if it only repeats the address."""
+    """Return the text of a package's error in brackets; empty if it only repeats the address."""
     for said in (error, error.__cause__):
         words = " ".join(str(said or "").split()).rstrip(".")
         if words and words.strip("/'") not in address:

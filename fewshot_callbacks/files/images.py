@@ -1,4 +1,4 @@
-"""Image files as the data modules and the report read them: which of a folder are images, and how one is opened."""
+"""Image files for the data modules and the report: which files of a folder are images, and how an image is read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fewshot_callbacks.system.terminal import printable
 
 # The endings of torchvision's ImageFolder.
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-# The formats that Pillow may read, whatever the ending of a file. Some other readers of Pillow are old, and one starts
+# The formats that Pillow may read, whatever the ending of a file. Some of Pillow's other readers are old, and one starts
 # a program.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-# Most endings in a message, which is to stay a single line.
+# Largest number of endings in a message, which should stay on one line.
 _NAMED_AT_MOST = 5
 _TWICE = "its images would count twice. Remove the link."
-_BITS_PER_SAMPLE = 258  # the tag of a TIFF
-_ORIENTATION = 0x0112  # the tag of Exif
-# Orientation -> the turn that makes the stored picture upright.
+_BITS_PER_SAMPLE = 258  # a TIFF tag
+_ORIENTATION = 0x0112  # an Exif tag
+# Orientation -> the turn that makes the stored image upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -42,53 +42,49 @@ _TELL_THE_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type e
 
 
 def read_image(file: str | Path, longest: int | None = None, background: str = "white") -> Image.Image:
-    """Read an image file as a viewer shows it; see `as_seen`.
+    """Return the image in a file as a viewer shows it (see `as_seen`), in a mode that `convert` can convert.
 
     Args:
         file: The image file.
-        longest: Pixels of a side. A JPEG may be decoded smaller, in whole steps, as long as its sides stay above this.
+        longest: Pixels of a side. A JPEG may be decoded at a smaller size, in whole steps, if its sides stay above this.
         background: The colour behind transparent pixels.
 
-    Returns:
-        The image, in a mode that `convert` knows how to convert.
-
     Raises:
-        ValueError: If it cannot be read: it is not a regular file, not an image, broken, or has numbers of unknown
-            range.
+        ValueError: If it cannot be read: it is not a regular file, not an image, broken, or has values of unknown range.
     """
     with _opened(file) as image:
         if longest is not None:
             image.draft("RGB", (longest, longest))
-        # Pillow decodes lazily. A broken image has to fail here, where the error becomes a ValueError, not at the first use.
+        # Pillow decodes lazily. A broken image has to fail here, where the error becomes a ValueError.
         image.load()
         return as_seen(image, background)
 
 
 def as_seen(image: Image.Image, background: str = "white") -> Image.Image:
-    """Return a picture as a viewer shows it: upright, opaque, with 8 bits in a channel.
+    """Return an image as a viewer shows it: upright, opaque, with 8 bits per channel.
 
     Pillow leaves all three to its users. `convert("RGB")` drops the alpha channel, which makes a black square of every
-    black logo. It also cuts 16-bit greys off at 255, which makes nearly every scan white.
+    black logo. It also clips 16-bit greys at 255, which makes nearly every scan white.
 
     Args:
-        image: A picture of Pillow, which is not changed.
+        image: A Pillow image, which is not changed.
         background: The colour behind transparent pixels.
 
     Raises:
-        ValueError: If its numbers have an unknown range.
+        ValueError: If its values have an unknown range.
     """
     image.load()  # some formats store their tags after the pixels
     return _turned(_opaque(to_8_bits(image), background), orientation_of(image))
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return a picture turned upright, by its Exif tag."""
+    """Return the image, turned upright by its Exif tag."""
     image.load()
     return _turned(image, orientation_of(image))
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the orientation of a picture by its Exif tag, 1 to 8; 1 is upright, also without a valid tag."""
+    """Return the orientation in the Exif tag of an image, 1 to 8; 1 (upright) if there is no valid tag."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # Pillow documents no error class for broken tags, and the pixels are intact
@@ -111,7 +107,7 @@ def _opaque(image: Image.Image, background: str) -> Image.Image:
     layer = image.convert("RGBA")
     base = Image.new("RGBA", layer.size, parse_colour(background))
     opaque = Image.alpha_composite(base, layer).convert("RGB")
-    # The entry on transparency names a colour that would be transparent again.
+    # The entry `transparency` names a colour that would be transparent again.
     opaque.info = {key: value for key, value in image.info.items() if key != "transparency"}
     return opaque
 
@@ -126,17 +122,17 @@ def parse_colour(background: str) -> tuple[int, ...]:
         return ImageColor.getrgb(background)[:3]
     except (ValueError, AttributeError):
         raise InputError(
-            f"background is {background!r}, which is no colour. Pass a name such as 'white', or '#rrggbb'."
+            f"background is {background!r}, which is not a colour. Pass a name such as 'white', or '#rrggbb'."
         ) from None
 
 
 @dataclass(frozen=True)
 class PictureSize:
-    """The size of a picture file.
+    """The size of an image file.
 
     Attributes:
-        stored: Columns and rows of the file.
-        orientation: That of its Exif tag, see `orientation_of`.
+        stored: Columns and rows of the stored image.
+        orientation: The orientation in its Exif tag (see `orientation_of`).
     """
 
     stored: tuple[int, int]
@@ -144,12 +140,12 @@ class PictureSize:
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Width and height of the picture that `read_image` returns."""
+        """Width and height of the image that `read_image` returns."""
         width, height = self.stored
         return (height, width) if self.orientation > 4 else (width, height)
 
     def turned(self, box: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        """Return a box of the stored picture, left, top, right and bottom, in the upright picture."""
+        """Return a box (left, top, right, bottom) of the stored image as a box of the upright image."""
         width, height = self.stored
         left, top, right, bottom = box
         if self.orientation in (2, 3):
@@ -164,7 +160,7 @@ class PictureSize:
 
 
 def image_size(file: str | Path) -> PictureSize:
-    """Return the size of an image, read from the head of its file.
+    """Return the size of an image, read from the header of its file.
 
     Raises:
         ValueError: If it cannot be read.
@@ -177,10 +173,10 @@ def image_size(file: str | Path) -> PictureSize:
 
 @contextmanager
 def _opened(file: str | Path) -> Iterator[Image.Image]:
-    """Open an image for the block. Any error of opening, and any error inside the block, becomes a ValueError."""
+    """Yield an image. Any error while it is opened, or inside the block, becomes a ValueError."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):  # opening a named pipe would block forever
-            raise InputError("it is no regular file")
+            raise InputError("it is not a regular file")
         with Image.open(file, formats=FORMATS) as image:
             yield image
     except Exception as error:  # Pillow documents no error class for a broken file
@@ -188,12 +184,12 @@ def _opened(file: str | Path) -> Iterator[Image.Image]:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """Return a picture with 16-bit greys scaled to 8 bits; any other picture of 8 bits unchanged.
+    """Return an image with its 16-bit greys scaled to 8 bits, or an 8-bit image unchanged.
 
-    Pillow stores such greys as `I;16`, or as `I` if an older version read a PNG or a PGM.
+    Pillow stores 16-bit greys as `I;16`, or as `I` if an older version has read a PNG or a PGM.
 
     Raises:
-        ValueError: If it has other numbers of more than 8 bits.
+        ValueError: If it has other values of more than 8 bits.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         tags = getattr(image, "tag_v2", {})
@@ -206,12 +202,14 @@ def to_8_bits(image: Image.Image) -> Image.Image:
         return scaled
     if not has_known_range(image):
         kind = "32-bit integers" if image.mode == "I" else "fractions"
-        raise InputError(f"it holds {kind}, whose black and white are unknown; save it with 8 or 16 bits")
+        raise InputError(
+            f"its values are {kind}, and the values of black and white are unknown; save it with 8 or 16 bits"
+        )
     return image
 
 
 def has_known_range(image: Image.Image) -> bool:
-    """Return whether it is known which numbers of a picture are black and white."""
+    """Return whether the values of black and white are known for an image."""
     return image.mode not in ("I", "F")
 
 
@@ -222,7 +220,7 @@ class ImageListing:
     Attributes:
         of_folders: The images of each folder.
         skipped: Number of other files, by their ending.
-        of_systems: Number of files and folders with each name that systems make. Nothing below such a folder is listed.
+        of_systems: Number of system files and folders, by their name (`is_system_name`). Such folders are not listed.
     """
 
     of_folders: list[list[Path]] = field(default_factory=list)
@@ -235,7 +233,7 @@ class ImageListing:
         return [file for files in self.of_folders for file in files]
 
     def describe_skipped(self) -> str:
-        """Return a sentence that counts the files that were passed over; "" if there are none.
+        """Return a sentence that counts the skipped files; "" if there are none.
 
         Examples:
             >>> ImageListing(skipped=Counter({".avif": 1, ".gif": 2})).describe_skipped()
@@ -254,11 +252,11 @@ class ImageListing:
 
 
 def list_entries(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder in the order of their names, without names that systems make.
+    """Return the entries of a folder in the order of their names, without system files and folders.
 
     Args:
         folder: The folder.
-        of_systems: A counter, to which the names that systems make are added.
+        of_systems: A counter, to which the names of system files and folders are added.
     """
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     if of_systems is not None:
@@ -274,8 +272,8 @@ def list_folders(folder: Path, of_systems: Counter[str] | None = None) -> list[P
 def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> ImageListing:
     """Return the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
 
-    Links are followed. A folder or an image that is reached twice is refused, since its images would count twice; so is a
-    link to a folder that contains the link, which would never end. Names that systems make are passed over.
+    Links are followed. A folder or an image that is reached twice is an error, since its images would count twice. So is a
+    link to a folder that contains the link, which would never end. System files and folders are skipped.
 
     Args:
         folders: The folders, such as one for each class.
@@ -283,10 +281,10 @@ def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequ
         endings: Endings of images, in lower case.
 
     Returns:
-        The images of each folder, and the numbers of files that were passed over.
+        The images of each folder, and the numbers of skipped files.
 
     Raises:
-        ValueError: If a folder or an image is reached twice; names both paths.
+        ValueError: If a folder or an image is reached twice; the message names both paths.
         OSError: If a folder cannot be read.
     """
     listing = ImageListing()
@@ -301,22 +299,22 @@ def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequ
 
 
 def refuse_second_links(files: Sequence[Path]) -> None:
-    """Refuse a link to an image that is read under another name.
+    """Raise an error if a link leads to an image that is also read under another name.
 
     Raises:
-        ValueError: If there is one.
+        ValueError: If there is such a link.
     """
     links = [file for file in files if file.is_symlink()]
     if not links:
         return
-    # Each folder is listed once, so two paths can name one image only if one of them is a link.
+    # Each folder is listed once, so two paths can only name one image if one of the paths is a link.
     link_paths = set(links)
     regular_files = [file for file in files if file not in link_paths]
     path_of_real = {os.path.join(os.path.realpath(file.parent), file.name): file for file in regular_files}
     for link in links:
         real = os.path.realpath(link)
         if real in path_of_real:
-            raise InputError(f"{link} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
+            raise InputError(f"{link} leads to {real}, which is already read as {path_of_real[real]}: {_TWICE}")
         path_of_real[real] = link
 
 
@@ -329,7 +327,7 @@ def _images_of(
         top: The folder.
         path_of_real: Real path of each folder that was listed -> the path by which it was reached. Folders are added.
         endings: Endings of images, in lower case.
-        listing: Its counters of skipped files are increased.
+        listing: Receives the numbers of skipped files.
     """
     waiting = [top]
     listings: list[tuple[str, list[os.DirEntry[str]]]] = []
@@ -338,12 +336,12 @@ def _images_of(
         # All paths to one folder have the same real path, whatever links they contain.
         real = os.path.realpath(folder)
         if real in path_of_real:
-            raise InputError(f"{folder} leads to {real}, which is read as {path_of_real[real]} already: {_TWICE}")
+            raise InputError(f"{folder} leads to {real}, which is already read as {path_of_real[real]}: {_TWICE}")
         path_of_real[real] = folder
         entries = list_entries(folder, listing.of_systems)
         listings.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
-    # torchvision sorts folders by their whole path, whatever their depth, and then the names in each of them.
+    # torchvision sorts folders by their whole path, whatever their depth, and then the names in each folder.
     for name, entries in sorted(listings, key=lambda listing: listing[0]):
         for entry in entries:
             if entry.is_dir():
@@ -353,4 +351,4 @@ def _images_of(
             elif entry.is_file() or entry.is_symlink():  # a broken link counts as an image: reading it raises the error
                 yield Path(name, entry.name)
             else:
-                listing.skipped["no regular file"] += 1
+                listing.skipped["not a regular file"] += 1

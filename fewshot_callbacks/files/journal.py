@@ -1,10 +1,10 @@
 """The state of a long evaluation in a folder, from which the evaluation resumes after a kill.
 
-A pass over tiles counts sums. So it may stop between two tiles, write the state of its observers, and continue.
+A pass over tiles adds up counts. So it may stop between two tiles, write the state of its observers, and continue.
 Passes are numbered. Everything between them is computed again from the same data, with the same result.
 
-Several processes write at a position that all have reached. Each also keeps its previous state, since one process may
-be killed before the others: all resume from the latest position for which every process has a state.
+Several processes write at a position that all processes have reached. Each process also keeps its previous state, since one
+process may be killed before the others: all resume from the latest position for which every process has a state.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from fewshot_callbacks.errors import InputError
 
 Arrays = list[NDArray[Any]]
 
-# Fewest seconds between the end of a write and the next write.
+# Smallest number of seconds between the end of a write and the next write.
 INTERVAL = 60.0
-# After a write that took t seconds, the next one comes `COST_FACTOR * t` seconds later, if that is more than `INTERVAL`: so
-# writing takes at most a twentieth of the time.
+# After a write that took t seconds, the next write follows after `COST_FACTOR * t` seconds if that is more than `INTERVAL`.
+# So writing takes at most a twentieth of the time.
 COST_FACTOR = 20
 
-# The name of every file that is written here begins with it, and so does the content.
+# The name and the content of every file that is written here begin with it.
 MARK = "fewshot_callbacks_state"
-# The mark is within this many first bytes of a file: in a zip file it comes after 30 others.
+# The mark is among this many first bytes of a file: in a zip file it follows after 30 other bytes.
 HEAD_BYTES = 64
 _STATE_NAME = re.compile(rf"{MARK}-(?P<rank>\d+)(\.json|\.\d+(\.before)?\.npz)(\.[0-9a-f]+\.new)?|{MARK}\.folder")
 
 
 class Position(NamedTuple):
-    """How far a pass is: all steps before `step` are done, and the first `tiles` tiles of it."""
+    """The progress of a pass: all steps before `step` are done, and the first `tiles` tiles of `step`."""
 
     step: int = 0
     tiles: int = 0
@@ -59,16 +59,16 @@ _AFTER_ALL_STEPS = 2**31
 class Journal:
     """The states that an evaluation writes into a folder.
 
-    A folder with any other file is refused. So only files that were written here, judged by names and marks, are
-    removed or overwritten.
+    A folder with any other file is an error. So only files that were written here, judged by names and marks, are removed or
+    overwritten.
 
-    No lock keeps apart two evaluations that are started in one folder at the same time. Their results stay right, but states
+    There is no lock. If two evaluations are started in one folder at the same time, their results are correct, but states
     are lost.
 
     Args:
-        folder: Where states are written. It is made if it does not exist.
-        description: Description of the evaluation, in plain values. Any other evaluation is refused.
-        processes: Those that evaluate together.
+        folder: The folder of the states. It is created if it does not exist.
+        description: Description of the evaluation, in plain values. The state of any other evaluation is an error.
+        processes: The processes that evaluate together.
 
     Raises:
         ValueError: The folder has the state of another evaluation, and the message names the difference; or it has a
@@ -82,12 +82,12 @@ class Journal:
         # number of passes, choices and results that have begun
         self._entries = 0
         plain = json.loads(json.dumps(dict(description), default=str))
-        # Every key contains it: the state of another evaluation is never read, even if its description is lost.
+        # Every key contains it, so the state of another evaluation is never read, even if its description is lost.
         self._fingerprint = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
         _refuse_foreign_files(folder)
         file = folder / f"{MARK}-{processes.rank}.json"
         self.goes_on = file.is_file()
-        """whether the folder held the state of this evaluation"""
+        """whether the folder contained the state of this evaluation"""
         if self.goes_on:
             self._refuse_another_evaluation(_read_description(file), plain)
         else:
@@ -95,21 +95,21 @@ class Journal:
             _write_whole(file, lambda opened: opened.write(json.dumps({MARK: plain}).encode()))
 
     def begin_pass(self, key: str, state: Callable[[], Arrays]) -> tuple[PassRecord, Arrays]:
-        """Return the record of the next pass, and the state from which the pass resumes. Collective.
+        """Return the record of the next pass, and the state from which the pass resumes. *Collective*.
 
         Args:
-            key: What is counted in this pass. A state with another key is passed over.
+            key: What is counted in this pass. A state with another key is ignored.
             state: Returns the state between two tiles.
 
         Returns:
-            The record; and what `state` returned at the position of the record, [] if the pass begins anew.
+            The record, and what `state` returned at the position of the record; [] if the pass starts from the beginning.
         """
         files = self._next_files(key)
         position, arrays = files.read()
         return PassRecord(files, position, state), arrays
 
     def recorded_choice(self, choose: Callable[[], str]) -> str:
-        """Return what was chosen here before the evaluation was killed; otherwise choose, and write it. Collective."""
+        """Return the choice from before the evaluation was killed; otherwise choose, and write it. *Collective*."""
         files = self._next_files("choice")
         position, arrays = files.read()
         if arrays:
@@ -119,9 +119,9 @@ class Journal:
         return str(choice)
 
     def recorded_result(self, compute: Callable[[], Arrays]) -> Arrays:
-        """Return what was computed here before the evaluation was killed; otherwise compute, and write it. Collective.
+        """Return the result from before the evaluation was killed; otherwise compute and write it. *Collective*.
 
-        The states of the passes in between are then removed, since they are not needed any more.
+        The states of the passes in between are then removed, since they are no longer needed.
 
         Args:
             compute: Returns the result. It may begin passes.
@@ -129,7 +129,7 @@ class Journal:
         files = self._next_files("result")
         position, arrays = files.read()
         first = self._entries
-        if arrays:  # later passes get the numbers that they would have got
+        if arrays:  # later passes get the same numbers as without a kill
             self._entries += int(arrays[0])
             return arrays[1:]
         result = compute()
@@ -139,12 +139,12 @@ class Journal:
         return result
 
     def remove(self) -> None:
-        """Delete the files of this rank; also the folder, if it was made here and no process has a file in it."""
+        """Delete the files of this rank, and also the folder if it was created here and no process has a file in it."""
         files = [file for file, rank in self._state_files().items() if rank == str(self.processes.rank)]
         # The description is removed last, because it identifies the evaluation of the other files.
         for file in sorted(files, key=lambda file: file.suffix == ".json"):
             file.unlink(missing_ok=True)
-        # The folder is listed again: if several processes end at the same time, the last one finds no state.
+        # The folder is listed again. If several processes end at the same time, the last process finds no state.
         folder_mark = self.folder / f"{MARK}.folder"
         if self._state_files() or not folder_mark.exists():
             return
@@ -163,7 +163,7 @@ class Journal:
         return StateFiles(self.folder, name, f"{self._fingerprint} {key}", self.processes, self._timer)
 
     def _refuse_another_evaluation(self, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-        """Refuse an evaluation that differs from the recorded one.
+        """Raise an error if an evaluation differs from the recorded evaluation.
 
         Raises:
             ValueError: The evaluations differ; the message names the difference.
@@ -176,12 +176,12 @@ class Journal:
         ]
         if differences:
             raise InputError(
-                f"{self.folder} holds the state of another evaluation, by its {', '.join(differences)}. Repeat the "
-                "evaluation as it was, delete the folder to begin anew, or name another one."
+                f"{self.folder} contains the state of another evaluation, which differs in {', '.join(differences)}. "
+                "Repeat that evaluation, delete the folder to start again, or pass another folder."
             )
 
     def _state_files(self) -> dict[Path, str]:
-        """Return state file in the folder -> rank of the process that wrote it."""
+        """Return a dictionary: state file in the folder -> rank of the process that wrote it."""
         try:
             matches = {file: _STATE_NAME.fullmatch(file.name) for file in self.folder.iterdir()}
         except FileNotFoundError:  # another process has removed the folder
@@ -194,22 +194,22 @@ _current: ContextVar[Journal | None] = ContextVar("journal", default=None)
 
 
 def current_journal() -> Journal | None:
-    """Return the journal of the `journaling` block around the call; None where nothing is written."""
+    """Return the journal of the surrounding `journaling` block; None if nothing is written."""
     return _current.get()
 
 
 def recorded_result(compute: Callable[[], Arrays]) -> Arrays:
-    """Return what a killed process had computed here, if there was one; otherwise compute it. Collective."""
+    """Return the result of a killed process if there was one; otherwise compute it. *Collective*."""
     journal = current_journal()
     return compute() if journal is None else journal.recorded_result(compute)
 
 
 @contextmanager
 def journaling(journal: Journal | None) -> Iterator[None]:
-    """Write what is evaluated inside the block into a journal; delete its files if the block ends without an error.
+    """Write the states of evaluations in the block into a journal; delete its files if the block ends without an error.
 
     Args:
-        journal: Where states are written; None to write nothing.
+        journal: The journal; None to write nothing.
     """
     token = _current.set(journal)
     try:
@@ -225,11 +225,11 @@ def journaling(journal: Journal | None) -> Iterator[None]:
 
 
 class PassRecord:
-    """How far one pass is, and when its state is written.
+    """The progress of one pass, whose state is written from time to time.
 
     Args:
-        files: Where the state is written.
-        position: Where the pass begins.
+        files: The files of the state.
+        position: The position at which the pass begins.
         state: Returns the state between two tiles.
     """
 
@@ -240,18 +240,18 @@ class PassRecord:
 
     @property
     def step(self) -> int:
-        """The step that the pass is in."""
+        """The current step of the pass."""
         return self._position.step
 
     def begin_step(self, step: int) -> None:
-        """Note that all steps before this one are done; write the state if it is due. Collective."""
+        """Record that all steps before this one are done; write the state if it is due. *Collective*."""
         if self._enter(step):
             self._write_if(self._files.timer.is_due())
 
     def finish(self) -> None:
-        """Note that all steps are done; write the state if it is due, or if an earlier one was written. Collective.
+        """Record that all steps are done; write the state if it is due or an earlier state was written. *Collective*.
 
-        Otherwise the pass would resume from the earlier one.
+        Otherwise the pass would resume from the earlier state.
         """
         if self._enter(_AFTER_ALL_STEPS):
             self._write_if(self._files.timer.is_due() or self._files.exist())
@@ -259,7 +259,7 @@ class PassRecord:
     def until_due(self, tiles: Iterable[Any]) -> Iterator[Iterator[Any]]:
         """Yield the remaining tiles of a step in groups; the state is written between two groups.
 
-        All tiles of a group have to be done before the next group is asked for.
+        All tiles of a group have to be done before the next group is requested.
 
         Args:
             tiles: All tiles of the step, including finished tiles.
@@ -273,7 +273,7 @@ class PassRecord:
                 self._files.write(self._position, self._state())
 
     def _group(self, tiles: Iterator[Any]) -> Iterator[Any]:
-        """Yield tiles until the state is due. Several processes only write between two steps, all at the same position."""
+        """Yield tiles until the state is due. Several processes only write between two steps, at the same position."""
         is_alone = self._files.processes.count == 1
         for tile in tiles:
             yield tile
@@ -282,7 +282,7 @@ class PassRecord:
                 return
 
     def _enter(self, step: int) -> bool:
-        """Move to the beginning of a step; return whether the pass was not there before."""
+        """Return whether the pass has not reached the beginning of a step before, and move it there."""
         position = Position(step)
         if position <= self._position:  # the pass resumes from there
             return False
@@ -290,21 +290,21 @@ class PassRecord:
         return True
 
     def _write_if(self, is_due: bool) -> None:
-        """Write the state in all processes if it is due in one of them. Collective."""
+        """Write the state in all processes if it is due in one process. *Collective*."""
         (due,) = self._files.processes.largest([float(is_due)])
         if due:
             self._files.write(self._position, self._state())
 
 
 class StateFiles:
-    """The files in which one process writes the state of one pass: the latest state, and the one before it.
+    """The files in which one process writes the latest state of one pass, and the previous state.
 
     Args:
         folder: The folder of the journal.
-        name: Begins the names of the files.
-        key: What the state belongs to.
-        processes: Those that evaluate together.
-        timer: Is told how long a write took.
+        name: The beginning of the names of the files.
+        key: The pass, choice or result that the state belongs to.
+        processes: The processes that evaluate together.
+        timer: Decides when the next state is due.
     """
 
     def __init__(self, folder: Path, name: str, key: str, processes: Processes, timer: WriteTimer) -> None:
@@ -324,9 +324,9 @@ class StateFiles:
         self._previous.unlink(missing_ok=True)
 
     def read(self) -> tuple[Position, Arrays]:
-        """Return the latest position for which all processes have a state, and this state. Collective.
+        """Return the latest position for which all processes have a state, and this state. *Collective*.
 
-        The first position and [] if there is none.
+        If there is no such position, return the first position and [].
         """
         states = [state for state in map(self._read_file, (self._latest, self._previous)) if state is not None]
         positions = self.processes.gather([position for position, _ in states])
@@ -337,7 +337,7 @@ class StateFiles:
         return next(state for state in states if state[0] == latest)
 
     def write(self, position: Position, arrays: Arrays) -> None:
-        """Write a state. A kill at any moment leaves the state before, or this one; a full disk is a warning."""
+        """Write a state. A kill at any moment leaves the previous state or this state. A full disk gives a warning."""
         started = time.monotonic()
         # The mark is the first array, so that it is at the beginning of the file.
         named_arrays = {MARK: np.array(self._key), "position": np.array(position)}
@@ -346,7 +346,9 @@ class StateFiles:
                 self._latest, lambda file: np.savez(file, *arrays, allow_pickle=False, **named_arrays), self._previous
             )
         except OSError as error:  # the computed state matters more than a second copy of it
-            warnings.warn(f"The state of the evaluation could not be written: {error}. It goes on.", stacklevel=2)
+            warnings.warn(
+                f"The state of the evaluation could not be written: {error}. It continues anyway.", stacklevel=2
+            )
         self.timer.restart(started)
 
     def _read_file(self, file: Path) -> tuple[Position, Arrays] | None:
@@ -362,7 +364,7 @@ class StateFiles:
 
 
 class WriteTimer:
-    """Says when a state is due: `INTERVAL` seconds after the last write, or later if that took long."""
+    """A timer of states: the next is due `INTERVAL` seconds after the last write, or later if that write took long."""
 
     def __init__(self) -> None:
         self._next_write = time.monotonic() + INTERVAL
@@ -372,7 +374,7 @@ class WriteTimer:
         return time.monotonic() >= self._next_write
 
     def restart(self, started: float) -> None:
-        """Wait anew, after a write that began at a time of `time.monotonic` and ends now."""
+        """Restart the timer after a write that started at a time of `time.monotonic` and ends now."""
         ended = time.monotonic()
         self._next_write = ended + max(INTERVAL, COST_FACTOR * (ended - started))
 
@@ -381,7 +383,7 @@ class WriteTimer:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    """Check that a folder does not exist, or only contains states.
+    """Raise an error unless a folder does not exist or only contains states.
 
     Raises:
         ValueError: It contains another file; the message names the first one.
@@ -389,12 +391,12 @@ def _refuse_foreign_files(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file. Name a new folder, or an empty one.")
+        raise InputError(f"{folder} is a file. Pass a new or an empty folder.")
     for file in sorted(folder.iterdir()):
         if _STATE_NAME.fullmatch(file.name) is None:
             raise InputError(
-                f"{folder} holds {file.name}, which is no state of an evaluation, and would not be safe there. Name a new "
-                "folder, or an empty one."
+                f"{folder} contains {file.name}, which is not the state of an evaluation and might be overwritten. Pass a "
+                "new or an empty folder."
             )
         with suppress(FileNotFoundError):  # another process has just renamed it
             if not _has_mark(file):
@@ -402,7 +404,7 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def _has_mark(file: Path) -> bool:
-    """Return whether a file begins as a state does. An empty one does: a process was about to write it.
+    """Return whether a file begins like a state, or is empty, since a process may be about to write it.
 
     Raises:
         FileNotFoundError: Another process has renamed it meanwhile.
@@ -416,15 +418,15 @@ def _has_mark(file: Path) -> bool:
 
 def _damaged(file: Path) -> ValueError:
     return InputError(
-        f"{file.parent} holds {file.name}, which was damaged. Delete the folder to begin anew, or name another one."
+        f"{file.parent} contains {file.name}, which is damaged. Delete the folder to start again, or pass another folder."
     )
 
 
 def _read_description(file: Path) -> dict[str, Any]:
-    """Return the description of the evaluation of a process's states.
+    """Return the description of the evaluation whose states a process has written.
 
     Raises:
-        ValueError: The file was damaged.
+        ValueError: The file is damaged.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -434,7 +436,7 @@ def _read_description(file: Path) -> dict[str, Any]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder if it does not exist, and note in it that it was made here."""
+    """Create a folder if it does not exist, and note in it that it was created here."""
     with suppress(FileExistsError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
@@ -442,9 +444,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[BinaryIO], Any], older_path: Path | None = None) -> None:
-    """Write a file. A kill leaves the older file or the whole new file.
+    """Write a file. A kill leaves the old file or the complete new file.
 
-    The older file is moved to `older_path` if that is given, and replaced otherwise.
+    The old file is moved to `older_path` if that is given, and replaced otherwise.
     """
     new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")  # a second evaluation may write the same file
     try:

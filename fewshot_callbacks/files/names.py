@@ -1,4 +1,4 @@
-"""Names of files: names that systems make, the order of numbered names, and different spellings of one name."""
+"""Names of files: names of system files, the order of numbered names, and different spellings of one name."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MADE_BY_SYSTEMS = frozenset(
         *("lost+found", "__pycache__"),
     }
 )
-# Most names in a message, which is to stay a single line.
+# Largest number of names in a message, which should stay on one line.
 _NAMED_AT_MOST = 5
 
 
 def is_system_name(name: str) -> bool:
-    """Return whether a system, and not a person, gives this name: it is hidden, or known.
+    """Return whether this is the name of a system file or folder: it is hidden, or a known name.
 
     Names that begin with a dot are hidden: `.DS_Store`, `.ipynb_checkpoints`, or `._photo.jpg`, in which macOS keeps the
     attributes of `photo.jpg`.
@@ -39,11 +39,11 @@ def is_system_name(name: str) -> bool:
 
 
 def describe_system_names(names: Counter[str]) -> str:
-    """Return a sentence that counts the names that were passed over; "" without a name.
+    """Return a sentence that counts the skipped system files and folders; "" if there are none.
 
     Examples:
         >>> describe_system_names(Counter({".DS_Store": 2, "__MACOSX": 1}))
-        '3 names that systems make are passed over: .DS_Store 2, __MACOSX 1'
+        '3 system files or folders skipped: .DS_Store 2, __MACOSX 1'
     """
     total = names.total()
     if not total:
@@ -52,12 +52,12 @@ def describe_system_names(names: Counter[str]) -> str:
     counts = [f"{printable(name)} {count:,}" for name, count in first]
     if len(names) > _NAMED_AT_MOST:
         counts.append("...")
-    subject = "name that systems make is" if total == 1 else "names that systems make are"
-    return f"{total:,} {subject} passed over: {', '.join(counts)}"
+    subject = "system file or folder" if total == 1 else "system files or folders"
+    return f"{total:,} {subject} skipped: {', '.join(counts)}"
 
 
 def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
-    """Return the key that sorts numbered names by their numbers, and all others by their letters.
+    """Return the key that sorts numbered names by their numbers, and other names by their letters.
 
     Examples:
         >>> sorted(["part-10", "part-2", "part-02b"], key=natural_sort_key)
@@ -69,29 +69,29 @@ def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
             letters.append((ord("0"), int(piece)))  # a number counts as one letter, among the digits
         else:
             letters.append((ord(piece), 0))
-    return tuple(letters), name  # the name itself decides between 2 and 02
+    return tuple(letters), name  # the name itself decides the order of 2 and 02
 
 
 def composed_form(name: str) -> str:
     """Return a name in the composed form of Unicode.
 
-    macOS writes an é as an e and an accent, other systems as one letter; archives and lists keep either.
+    macOS writes é as an e and an accent, other systems as one letter. Archives and lists keep either form.
     """
     return unicodedata.normalize("NFC", name)
 
 
 def paths_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
-    """Return the files that exist: path in the list -> path as the disk spells it.
+    """Return the files that exist as a dictionary: path in the list -> path as spelt on the disk.
 
     A list may use another form of Unicode, or another case in the ending.
 
     Args:
-        files: Paths below a folder, as a list spells them; a path elsewhere counts as missing.
+        files: Paths below a folder, as spelt in the list. A path elsewhere counts as missing.
         top: The folder.
     """
 
     @functools.cache
-    def names_in(folder: Path) -> dict[str, str]:  # listing a folder once is quicker than looking for each file
+    def names_in(folder: Path) -> dict[str, str]:  # listing a folder once is faster than looking for each file
         names = os.listdir(folder) if folder.is_dir() else []
         return {spelling_key(name): name for name in names} | {name: name for name in names}
 

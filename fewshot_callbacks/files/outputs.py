@@ -1,6 +1,6 @@
 """Reports and pictures that this package writes, and how they are distinguished from other files.
 
-Files without the mark are replaced only where the user names them. docs/evaluate/files.md lists what is written where.
+Files without the mark are only replaced if the user names them. docs/evaluate/files.md lists what is written where.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fewshot_callbacks.errors import InputError
 
 # The value of `Software` in the pictures, and the beginning of `generator` in the reports.
 WRITER = "fewshot_callbacks"
-# Bytes that are searched: the marks are in the first lines of a page, and before the pixels of a picture.
+# Number of bytes that are searched: the marks are in the first lines of a page, and before the pixels of a picture.
 SEARCHED_BYTES = 4096
 _REPORT_MARK = f'<meta name="generator" content="{WRITER} '.encode()
 _PICTURE_MARK = f"tEXtSoftware\0{WRITER}".encode()
@@ -38,10 +38,10 @@ def is_picture_content(beginning: bytes) -> bool:
 
 
 def free_path(path: Path, is_replaceable: Callable[[Path], bool]) -> Path:
-    """Return the first of `name`, `name-2`, `name-3`, ... that is not a file, or may be replaced.
+    """Return the first of `name`, `name-2`, `name-3`, ... that does not exist or may be replaced.
 
     Args:
-        path: The first of these names.
+        path: The path `name`.
         is_replaceable: Returns whether an existing file may be replaced.
     """
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
@@ -50,10 +50,10 @@ def free_path(path: Path, is_replaceable: Callable[[Path], bool]) -> Path:
 
 
 def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> None:
-    """Refuse to write to a file that is read.
+    """Raise an error if an output is a file that is also read.
 
     Args:
-        output: Where a command writes.
+        output: The file that a command writes.
         option: The option that names it.
         inputs: The files that the command reads; None for a file that was not given.
 
@@ -64,16 +64,14 @@ def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> No
         return
     for path in inputs:
         if path is not None and path.exists() and output.samefile(path):
-            raise InputError(
-                f"{option} {output} is a file that this command reads, and would be replaced. Name another."
-            )
+            raise InputError(f"{option} {output} would replace a file that this command reads. Pass another path.")
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that replaces an older one when it is complete; of a link, the file that it leads to is replaced.
+    """Write a file, which replaces an older file once it is complete. If the path is a link, its target is replaced.
 
     Raises:
-        OSError: If it cannot be written, for instance on a full disk. The older file is as it was.
+        OSError: If it cannot be written, for instance on a full disk. The older file is unchanged.
     """
     with whole_file(path) as file, naming_output(path):
         file.write_bytes(content)
@@ -81,26 +79,26 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a file to write. It replaces an older file when the block ends without an error, and vanishes otherwise.
+    """Yield a file to write. It replaces an older file if the block ends without an error, and is deleted otherwise.
 
-    Of a link, the file that it leads to is replaced.
+    If the path is a link, its target is replaced.
 
     Raises:
-        OSError: If the file cannot be made, or cannot replace the older one.
+        OSError: If the file cannot be created, or cannot replace the older file.
     """
     target = target_of(Path(path))
-    if target.exists() and not target.is_file():  # a device or a pipe, which nothing can replace
+    if target.exists() and not target.is_file():  # a device or a pipe, which cannot be replaced
         yield target
         return
-    # The partial file is in the same folder, since a file can replace another one only on the same file system.
+    # The partial file is in the same folder, since a file can only replace a file on the same file system.
     with naming_output(path):
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(descriptor)
     partial = Path(name)
     try:
         yield partial
-        # `mkstemp` lets only the owner read the file, which then gets the permissions of any new file. The mask that decides
-        # them can be read only by setting it.
+        # Only the owner may read a file of `mkstemp`, so it gets the permissions of any other new file. The mask that
+        # decides them can only be read by setting it.
         mask = os.umask(0)
         os.umask(mask)
         with naming_output(path):
@@ -113,7 +111,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def naming_output(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the output in an error of the system inside the block."""
+    """Raise an error that names the output if it cannot be written inside the block."""
     try:
         yield
     except OSError as error:
@@ -122,13 +120,13 @@ def naming_output(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def target_of(path: Path) -> Path:
-    """Return the file that is written: a link is followed."""
+    """Return the file that is written, which for a link is its target."""
     return Path(os.path.realpath(path))
 
 
 def _beginning(path: Path) -> bytes:
     """Return the first bytes of a regular file; b"" if it is not a regular file, or cannot be read."""
-    # Reading a pipe would wait for a writer.
+    # Reading from a pipe would wait for a writer.
     if not path.is_file():
         return b""
     try:

@@ -26,14 +26,14 @@ from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import print_notes
 
 CACHE_VARIABLE = "FEWSHOT_CALLBACKS_CACHE"
-# Entries by which the stores identify the content of a file. Other entries differ between a listing and a single file.
+# Entries by which stores identify the content of a file. Other entries differ between a listing and a single file.
 _CONTENT_ENTRIES = ("ETag", "etag", "md5Hash", "Content-MD5", "content_md5", "Digest", "blob_id", "generation")
 _TIME_ENTRIES = ("LastModified", "Last-Modified", "last_modified", "mtime", "modified", "updated", "created", "modify")
-# Bytes from which a note reports what is fetched, and where to: seconds on most networks.
+# Number of bytes from which a note reports what is fetched and where it is copied to. They take seconds on most networks.
 _NOTICE_BYTES = 2**26
 # Seconds before a bar appears on a terminal.
 _BAR_AFTER = 1.0
-# Characters of a component of a path: most disks allow 255 bytes.
+# Largest number of characters of a component of a path. Most disks allow 255 bytes.
 _LONGEST_COMPONENT = 80
 
 
@@ -45,8 +45,8 @@ class RemoteFile:
         filesystem: The file system of fsspec.
         path: The path in it.
         address: The address of the file.
-        size: Number of bytes; None if the store does not say.
-        version: A text that is another one when the content is.
+        size: Number of bytes; None if the store does not report it.
+        version: A text that changes when the content changes.
     """
 
     filesystem: Any
@@ -107,18 +107,18 @@ def list_remote(address: str) -> RemoteListing:
     except FileNotFoundError as error:
         raise InputError(str(error)) from error
     if not found:
-        raise InputError(f"{address} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
+        raise InputError(f"{address} is not a file, and as a glob it matches no file. Pass a file, a folder or a glob.")
     if is_pattern:
         return RemoteListing(found, "pattern")
     return RemoteListing(found, "file" if entries.keys() == {path} else "folder")
 
 
 def local_copies(files: Sequence[RemoteFile]) -> list[Path]:
-    """Return the paths of copies of remote files, in their order. What this machine has no copy of is fetched.
+    """Return the paths of local copies of remote files, in their order. Files without a local copy are fetched.
 
-    Their folder is `FEWSHOT_CALLBACKS_CACHE`, or else the cache folder of the user. A copy has the name of its file;
-    the folders above it name the store and the version of the file, so that a file that changed is fetched again. Several
-    processes may ask for the same files at once: one of them fetches a file, and the others wait. An interrupted process
+    Their folder is `FEWSHOT_CALLBACKS_CACHE`, or by default the user's cache folder. A copy has the name of its file. The
+    folders above it name the store and the version of the file, so that a file that has changed is fetched again. Several
+    processes may request the same files at once: one process fetches a file, and the others wait. An interrupted process
     leaves no incomplete file under that name.
 
     Raises:
@@ -138,10 +138,10 @@ def local_copies(files: Sequence[RemoteFile]) -> list[Path]:
 
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
-    """Return a path as it is, and for an address the path of a copy of its file.
+    """Return a path as it is; for an address, return the path of a local copy of its file.
 
     Raises:
-        ValueError: The address names no single file; and as `list_remote` and `local_copies` do.
+        ValueError: The address does not name a single file, or `list_remote` or `local_copies` raises the error.
 
     Examples:
         >>> local_copy("embeddings.npz").name
@@ -152,7 +152,9 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
         return Path(text)
     listing = list_remote(text)
     if listing.kind != "file":
-        raise InputError(f"{text} is a {listing.kind} of {len(listing.files)} files, and one file is needed. Name it.")
+        raise InputError(
+            f"{text} is a {listing.kind} of {len(listing.files)} files, but one file is needed. Pass its address."
+        )
     return local_copies(listing.files)[0]
 
 
@@ -160,7 +162,7 @@ def cache_folder() -> Path:
     """Return the folder of the copies.
 
     Raises:
-        ModuleNotFoundError: The environment variable is not set, and the package that knows the folder of the user is not
+        ModuleNotFoundError: The environment variable is not set, and the package that finds the user's cache folder is not
             installed.
     """
     named = os.environ.get(CACHE_VARIABLE)
@@ -179,14 +181,14 @@ def _has_wildcards(path: str, address: str) -> bool:
 
 
 def _match(files: Any, pattern: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the entries that a pattern matches, by their paths; none if it matches none.
+    """Return the entries that a pattern matches, by their paths; {} if it matches nothing.
 
     Raises:
         FileNotFoundError: The folder before the first wildcard does not exist.
     """
     entries: Mapping[str, Mapping[str, Any]] = files.glob(pattern, detail=True)
     if not entries:
-        # `glob` is silent about folders that do not exist or may not be listed. `ls` raises the reason.
+        # `glob` ignores folders that do not exist or may not be listed. `ls` raises an error with the reason.
         components = pattern.split("/")
         first_wildcard = next(number for number, component in enumerate(components) if glob.has_magic(component))
         fixed_part = "/".join(components[:first_wildcard])
@@ -204,9 +206,9 @@ def _file_or_folder(files: Any, path: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _remote_file(files: Any, entry: Mapping[str, Any], address: str) -> RemoteFile:
-    """Return a file by its entry in a listing. If the listing does not distinguish versions, the entry is looked up.
+    """Return a file, given its entry in a listing. The address that led to the file may be a pattern.
 
-    The address that led to the file may be a pattern.
+    If the listing does not distinguish versions, the entry is looked up.
     """
     path = entry["name"]
     known = _known_entries(entry)
@@ -219,9 +221,9 @@ def _remote_file(files: Any, entry: Mapping[str, Any], address: str) -> RemoteFi
 
 
 def _known_entries(entry: Mapping[str, Any]) -> list[str]:
-    """Return the values of an entry that identify the content of a file, and its times, the best first."""
+    """Return the values of an entry that identify the content of a file, then its times, each with the best first."""
     values = [entry[name] for name in (*_CONTENT_ENTRIES, *_TIME_ENTRIES) if entry.get(name)]
-    # A listing and a single file may give the same time in two forms.
+    # A listing and a single file may give the same time in different forms.
     return [str(value.timestamp() if isinstance(value, datetime) else value) for value in values]
 
 
@@ -231,7 +233,7 @@ def _address_of(files: Any, path: str, address: str) -> str:
     host = files.storage_options.get("host")
     if isinstance(host, str):  # the path in the file system lacks it
         rest = f"{host}/{rest.lstrip('/')}"
-    # The address of a file in an archive names the archive, too.
+    # The address of a file in an archive also names the archive.
     chain = address.partition("::")[2]
     return f"{protocol}://{rest.lstrip('/')}" + (f"::{chain}" if chain else "")
 
@@ -247,14 +249,14 @@ def _components(address: str) -> list[str]:
 
 
 def _place_of(file: RemoteFile) -> Path:
-    """Return where the copy of a version of a file is kept."""
+    """Return the path of the local copy of a version of a file."""
     *folders, name = (_disk_name(component) for component in _components(file.address))
     fingerprint = hashlib.sha256(f"{file.address}\n{file.version}".encode()).hexdigest()[:16]
     return cache_folder().joinpath(*folders, fingerprint, name)
 
 
 def _disk_name(component: str) -> str:
-    """Return a component of an address as a name that every disk allows. The fingerprint distinguishes similar names."""
+    """Return a component of an address as a name that any disk allows. The fingerprint distinguishes similar names."""
     plain = re.sub(r"[^\w .+=@-]", "_", component)[-_LONGEST_COMPONENT:]
     return plain if plain.strip(".") else "_"
 
@@ -266,7 +268,7 @@ def _refuse_full_disk(needed_bytes: int, files: Sequence[RemoteFile]) -> None:
     if needed_bytes > free_bytes:
         raise InputError(
             f"copies of {_described(files, needed_bytes)} do not fit into {folder}, where {free_bytes / 1e6:,.1f} MB are "
-            f"free. Make room, or name another folder in {CACHE_VARIABLE}."
+            f"free. Make room there, or set {CACHE_VARIABLE} to another folder."
         )
 
 
@@ -281,7 +283,7 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
     """Copy a file to its place, unless another process has done so meanwhile.
 
     Raises:
-        ValueError: The file changed meanwhile, or was cut off.
+        ValueError: The file changed meanwhile, or is incomplete.
     """
     copy.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -289,10 +291,10 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
         lock.acquire()
     except NotImplementedError as error:
         raise InputError(
-            f"files in {cache_folder()} cannot be locked, and two processes could write the same. Name a folder on another "
-            f"disk in {CACHE_VARIABLE}."
+            f"files in {cache_folder()} cannot be locked, so two processes could write the same file. Set {CACHE_VARIABLE} "
+            "to a folder on another disk."
         ) from error
-    # One process at a time writes a file of this name. A remainder of a killed process is overwritten.
+    # Only one process at a time writes a file of this name. A file that a killed process has left is overwritten.
     incomplete = copy.with_name(f"{copy.name}.part")
     try:
         if copy.exists():
@@ -303,7 +305,7 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
             fetched = _remote_file(file.filesystem, file.filesystem.info(file.path), file.address)
         has_size = file.size is None or incomplete.stat().st_size == file.size
         if not has_size or fetched.version != file.version:
-            raise InputError(f"{file.address} changed or was cut off while it was fetched. Fetch it again.")
+            raise InputError(f"{file.address} changed or was cut off while it was fetched. Try again.")
         incomplete.replace(copy)
     finally:
         incomplete.unlink(missing_ok=True)
@@ -312,14 +314,12 @@ def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
 
 @contextmanager
 def _progress(files: Sequence[RemoteFile], total_bytes: int) -> Iterator[Callback]:
-    """Report what is fetched if it may take long; on a terminal a bar shows the bytes."""
+    """Report what is fetched if it may take long. On a terminal, a bar shows the bytes."""
     is_first_process = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
     if total_bytes >= _NOTICE_BYTES and is_first_process:
         verb = "is" if len(files) == 1 else "are"
         print_notes(
-            [
-                f"{_described(files, total_bytes)} {verb} copied to {cache_folder()}; {CACHE_VARIABLE} names another folder"
-            ]
+            [f"{_described(files, total_bytes)} {verb} being copied to {cache_folder()}; {CACHE_VARIABLE} changes it"]
         )
     is_hidden = not is_first_process or sys.stderr is None or not sys.stderr.isatty()
     with tqdm(

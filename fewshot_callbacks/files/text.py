@@ -1,4 +1,4 @@
-"""Lines of text files, read the same way whatever system, editor or spreadsheet has written them."""
+"""Lines of text files, read the same way for all systems, editors and spreadsheets that may have written them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class Line(NamedTuple):
 
     Attributes:
         number: Number of the line in the file, from 1.
-        text: The line, without blanks and tabs at its ends.
+        text: The line, without spaces and tabs at its ends.
     """
 
     number: int
     text: str
 
     def words(self) -> list[str]:
-        """Return the words between blanks and tabs. Other white space may be part of a name."""
+        """Return the words between spaces and tabs. Other white space may be part of a name."""
         return re.split(r"[ \t]+", self.text)
 
     def cells(self, separator: str) -> list[str]:
-        """Return the cells between separators, as a spreadsheet reads them, without blanks at their ends.
+        """Return the cells between separators, as a spreadsheet reads them, without spaces at their ends.
 
-        A cell in quotes may hold a separator.
+        A cell in quotes may contain a separator.
         """
         try:
             row = next(csv.reader([self.text], delimiter=separator, skipinitialspace=separator != "\t"))
         except csv.Error:
-            # A carriage return inside a name, or a cell of more than 131,072 characters: no spreadsheet wrote that.
+            # A carriage return inside a name, or a cell of more than 131,072 characters, is not from a spreadsheet.
             row = self.text.split(separator)
         return [cell.strip(" \t") for cell in row]
 
@@ -41,8 +41,8 @@ class Line(NamedTuple):
 def read_lines(file: Path) -> list[Line]:
     r"""Return the lines of a file that are not empty.
 
-    A byte-order mark is not part of the first line. Lines end at `\n` or `\r\n` alone: `str.splitlines` would break a name
-    that holds one of the other eight separators of Unicode.
+    A byte-order mark is not part of the first line. Lines only end at `\n` or `\r\n`: `str.splitlines` would break a name
+    that contains one of Unicode's eight other separators.
 
     Raises:
         ValueError: If the file is not text in UTF-8; the message names it.
@@ -50,8 +50,6 @@ def read_lines(file: Path) -> list[Line]:
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{file} is no text in UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
-        ) from None
+        raise InputError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}. Save it as UTF-8.") from None
     lines = (Line(number, line.strip(" \t")) for number, line in enumerate(re.split(r"\r?\n", text), start=1))
     return [line for line in lines if line.text]

@@ -1,6 +1,6 @@
-"""Exact values inside other libraries: evaluators with the arguments and the keys that these libraries have.
+"""Drop-in evaluators for other libraries: exact values, with the arguments and metric names of these libraries.
 
-Each name imports its library when it is asked for.
+A library is imported when you access the name of its evaluator.
 """
 
 from importlib import import_module
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
             raise
         distribution = library.replace("_", "-")
         raise ModuleNotFoundError(
-            f"{__name__}.{name} needs {distribution}, which is not installed. Run pip install {distribution}.",
+            f"{__name__}.{name} needs {distribution}, but it is not installed. Run pip install {distribution}.",
             name=library,
         ) from missing
     return getattr(module, name)

@@ -22,7 +22,7 @@ from fewshot_callbacks.functional.retrieval.evaluate import NothingToRetrieveErr
 from fewshot_callbacks.functional.retrieval.evaluation_notes import WITHOUT_MATCH
 
 _CALL = "ExactAccuracyCalculator"
-# Metric of the library -> metric of this package without k, and with k.
+# Metric of pytorch-metric-learning -> metric of this package without k, and with k.
 _KEYS = {
     "precision_at_1": ("recall@1", "recall@1"),
     "r_precision": ("r_precision", "r_precision"),
@@ -30,41 +30,42 @@ _KEYS = {
     "mean_average_precision": ("mAP", "map@{k}_relevant"),
     "mean_reciprocal_rank": ("mrr", "mrr@{k}"),
 }
-# Metrics of the library that do not depend on k here.
+# Metrics that ExactAccuracyCalculator computes without k.
 _WITHOUT_K = ("r_precision", "mean_average_precision_at_r")
-# Similarity of each index of faiss that compares all pairs.
+# Exact faiss index -> similarity.
 _INDICES = {"IndexFlatL2": "euclidean", "IndexFlatIP": "dot"}
 
 
 class ExactAccuracyCalculator(AccuracyCalculator):
-    """Takes the place of `AccuracyCalculator`: the same arguments and keys; exact values, in bounded memory.
+    """Drop-in replacement for `AccuracyCalculator`: the same arguments and metric names, with exact values.
 
-    Items with equal distances count as the mean over their orders. Labels are compared as they are, not as float32.
-    `r_precision` and `mean_average_precision_at_r` do not depend on `k`; a warning reports it if `k` is small. Notes
-    of the report, such as a note on repeated items, become warnings, each kind once. NMI, AMI and
-    metrics of a subclass are left to `AccuracyCalculator`.
+    - Tied distances count as the mean over their orders.
+    - Labels are compared exactly, not as float32.
+    - `r_precision` and `mean_average_precision_at_r` do not depend on `k`. You get a warning if `k` is small.
+    - Notes of the report, such as a note on repeated items, become warnings; each kind is shown once.
+    - `AccuracyCalculator` computes NMI, AMI and the metrics of a subclass.
 
     Args:
-        *args: Arguments of `AccuracyCalculator`, in its order. `knn_func` decides the distance: None, or `FaissKNN`
-            with an `IndexFlatL2`, is Euclidean; one with an `IndexFlatIP` is the inner product; `CustomKNN` has its
-            own. Faiss is not needed. `label_comparison_fn` is called once for each different label of the queries.
-        memory_mb: Bound on the memory used beyond the embeddings, in MB, see `RetrievalSettings`.
+        *args: Arguments of `AccuracyCalculator`, in its order. `knn_func` determines the distance: None, and `FaissKNN` with
+            an `IndexFlatL2`, is Euclidean. `FaissKNN` with an `IndexFlatIP` is the inner product. `CustomKNN` has its own
+            distance. Faiss is not needed. `label_comparison_fn` is called once per distinct query label.
+        memory_mb: Memory bound beyond the embeddings, in MB.
         **options: Arguments of `AccuracyCalculator`, by name.
 
     Raises:
-        ValueError: If the distance of `knn_func` cannot be computed exactly, or as `AccuracyCalculator` does.
+        ValueError: The distance of `knn_func` cannot be computed exactly, or `AccuracyCalculator` raises an error.
 
     Examples:
         >>> import torch
-        >>> calculator = ExactAccuracyCalculator(include=("precision_at_1", "mean_average_precision_at_r"))
-        >>> calculator.get_accuracy(torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 1, 1]))
-        {'mean_average_precision_at_r': 1.0, 'precision_at_1': 1.0}
+        >>> calculator = ExactAccuracyCalculator(include=("precision_at_1", "mean_reciprocal_rank"))
+        >>> calculator.get_accuracy(torch.tensor([[0.0], [1.0], [1.5], [6.0]]), torch.tensor([0, 0, 1, 1]))
+        {'mean_reciprocal_rank': 0.7083333333333334, 'precision_at_1': 0.5}
     """
 
     def __init__(self, *args: Any, memory_mb: float | None = None, **options: Any) -> None:
         arguments = inspect.signature(AccuracyCalculator).bind(*args, **options).arguments
         if arguments.get("knn_func") is None:
-            # The default of the library needs faiss.
+            # The default of pytorch-metric-learning needs faiss.
             arguments["knn_func"] = CustomKNN(LpDistance(normalize_embeddings=False))
         super().__init__(**arguments)
         self.similarity = _similarity_of(self.knn_func)
@@ -81,23 +82,22 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Return the value of each metric; or, with `return_per_class`, its values by ascending label.
+        """Return metric -> value; with `return_per_class`, metric -> values by ascending label.
+
+        Queries without a relevant reference are left out. The value is NaN if no query has a relevant reference.
 
         Args:
-            query: (queries, dim) embeddings, tensor or array.
+            query: (queries, dim) embeddings, a tensor or an array.
             query_labels: (queries,) labels: integers or other numbers. With `label_comparison_fn`, a label may be a row.
-            reference: (references, dim) embeddings to retrieve from; None are the queries, each without itself.
+            reference: (references, dim) embeddings to retrieve from; by default the queries, each without itself.
             reference_labels: Labels of the references.
-            ref_includes_query: Whether the first references are the queries, so that each is found without itself.
+            ref_includes_query: Whether the first references are the queries. Each query is then searched without itself.
             include: Metrics to compute; by default the metrics of the constructor.
             exclude: Metrics to leave out.
 
-        Returns:
-            Metric -> value. Queries without a relevant reference are left out; if no query has one, the value is NaN.
-
         Raises:
-            ValueError: If arguments are in the order of version 1, their lengths differ, or the references do not begin with
-                the queries although `ref_includes_query` is true.
+            ValueError: The arguments are in the order of version 1, their lengths differ, or `ref_includes_query` is
+                true and the references do not begin with the queries.
         """
         if reference is None:
             reference = query
@@ -117,7 +117,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         return {name: values[name] for name in functions}
 
     def _exact_values(self, items: _AccuracyInputs, names: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the metrics that this package computes."""
+        """Return the values of metrics that this package computes."""
         if not names:
             return {}
         if self.label_comparison_fn is EQUALITY:
@@ -141,7 +141,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         except NothingToRetrieveError:
             LOGGER.warning("None of the query labels are in the reference set.")
             return dict.fromkeys(names, [math.nan] * len(classes.unique()) if self.return_per_class else math.nan)
-        # AccuracyCalculator also leaves out queries without a match, silently.
+        # No note on queries without a match: AccuracyCalculator also leaves them out, silently.
         notes = [note for note in report.messages if WITHOUT_MATCH not in note]
         self._notes.tell(notes, LOGGER)
         if self.return_per_class:
@@ -151,7 +151,7 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         return {name: report[key] for name, key in keys.items()}
 
     def _keys(self, names: Sequence[str], most_relevant: int) -> dict[str, str]:
-        """Return metric of the library -> metric of this package, and warn if `k` has no effect on one of them.
+        """Return metric of pytorch-metric-learning -> metric of this package, and warn if `k` has no effect on a metric.
 
         `most_relevant` is the largest number of relevant references of a query.
         """
@@ -162,8 +162,8 @@ class ExactAccuracyCalculator(AccuracyCalculator):
         if k < most_relevant and without_k:
             LOGGER.warning(
                 f"{_CALL}: k={k} is less than the {most_relevant} relevant references of a query. {_CALL} computes "
-                f"{' and '.join(without_k)} without k. AccuracyCalculator looks at the first {k} references alone, and has "
-                "other values."
+                f"{' and '.join(without_k)} without k. AccuracyCalculator only uses the first {k} references, so its values "
+                "differ."
             )
         return {name: _KEYS[name][1].format(k=k) for name in names}
 
@@ -178,15 +178,15 @@ class _AccuracyInputs(NamedTuple):
     ref_includes_query: bool
 
     def check(self, *, has_rows_as_labels: bool) -> None:
-        """Refuse the order of version 1, and references that do not begin with the queries although they should."""
+        """Raise an error if the arguments are in the order of version 1, or references must begin with the queries."""
         call = f"{_CALL}.get_accuracy"
         shapes = {name: tuple(getattr(self, name).shape) for name in ("query_labels", "reference", "reference_labels")}
         is_one_label = all(math.prod(shapes[name][1:]) == 1 for name in ("query_labels", "reference_labels"))
         if len(shapes["reference"]) == 1 or not (is_one_label or has_rows_as_labels):
             listed = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
             raise InputError(
-                f"{call}: {listed}. Pass query, query_labels, reference, reference_labels in this order, which is not that "
-                "of version 1, and one label for each item."
+                f"{call}: {listed}. Pass query, query_labels, reference, reference_labels in this order (version 1 had "
+                "another order), and one label per item."
             )
         first = slice(len(self.query))
         if self.ref_includes_query and not (
@@ -194,7 +194,7 @@ class _AccuracyInputs(NamedTuple):
             and torch.equal(self.query_labels, self.reference_labels[first])
         ):
             raise InputError(
-                f"{call}: ref_includes_query=True, and reference and reference_labels do not begin with query and "
+                f"{call}: ref_includes_query=True, but reference and reference_labels do not begin with query and "
                 "query_labels. Put the queries first, or pass ref_includes_query=False."
             )
 
@@ -209,7 +209,7 @@ class _AccuracyInputs(NamedTuple):
         return {"query_labels": query_codes, "gallery_labels": reference_codes}, most_relevant
 
     def relevance_of(self, comparison: Callable[[Tensor, Tensor], Tensor]) -> tuple[dict[str, Any], int]:
-        """Return the same as `relevance_of_equal_labels`, with a function that compares labels."""
+        """Return the same as `relevance_of_equal_labels`, for a function that compares labels."""
         labels, number_of_label = self.query_labels.unique(dim=0, return_inverse=True)
         references = len(self.reference_labels)
         of_label = [
@@ -228,10 +228,10 @@ def _as_floats(embeddings: Tensor) -> Tensor:
 
 
 def _similarity_of(knn_func: Any) -> Any:
-    """Return the name of the distance of a search in this package.
+    """Return this package's name for the distance of a `knn_func`.
 
     Raises:
-        ValueError: If it cannot be computed exactly.
+        ValueError: The distance cannot be computed exactly.
     """
     distance: Any = getattr(knn_func, "distance", None)  # of CustomKNN
     if isinstance(distance, BatchedDistance):
@@ -246,6 +246,6 @@ def _similarity_of(knn_func: Any) -> Any:
     if index in _INDICES:
         return _INDICES[index]
     raise InputError(
-        f"{_CALL}: the distance of knn_func={knn_func!r} is not known. Pass CustomKNN with CosineSimilarity, "
+        f"{_CALL}: the distance of knn_func={knn_func!r} is unknown. Pass CustomKNN with CosineSimilarity, "
         "DotProductSimilarity or LpDistance(p=2), or use AccuracyCalculator."
     )

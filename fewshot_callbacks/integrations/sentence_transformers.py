@@ -1,4 +1,4 @@
-"""`ExactRetrievalEvaluator`: the evaluator of information retrieval of sentence-transformers, with exact ranks."""
+"""`ExactRetrievalEvaluator`: the information retrieval evaluator of sentence-transformers, with exact ranks."""
 
 from __future__ import annotations
 
@@ -30,38 +30,40 @@ _SIMILARITIES = {
     util.euclidean_sim: "euclidean",
 }
 
-# Class of models without one dense vector for each text -> their output, and their evaluator in sentence-transformers.
+# Class of a model without dense vectors -> its output, and its evaluator in sentence-transformers.
 _OTHER_ENCODERS = {
     "SparseEncoder": ("sparse embeddings", "SparseInformationRetrievalEvaluator"),
-    "MultiVectorEncoder": ("several vectors for each text", "MultiVectorInformationRetrievalEvaluator"),
-    "CrossEncoder": ("a score for each pair of texts", "CrossEncoderRerankingEvaluator"),
+    "MultiVectorEncoder": ("several vectors per text", "MultiVectorInformationRetrievalEvaluator"),
+    "CrossEncoder": ("a score per pair of texts", "CrossEncoderRerankingEvaluator"),
 }
 
 
 class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
-    """Takes the place of `InformationRetrievalEvaluator`: the same arguments, keys, files and model card; exact values.
+    """Drop-in replacement for `InformationRetrievalEvaluator`: the same arguments, metric names and files, exact values.
 
-    Documents with equal scores count as the mean over their orders, so that values do not depend on the ids of documents.
-    No matrix of all scores is made. Only the process that calls it computes. Notes of the report are logged as
-    warnings, each kind once.
+    - Documents with equal scores count as the mean over their orders, so values do not depend on document ids.
+    - There is no matrix of all scores in memory.
+    - Only the process that calls the evaluator computes.
+    - Notes of the report are logged as warnings; each kind is shown once.
 
     Args:
-        queries: Text of each query, by id.
-        corpus: Text of each document, by id.
-        relevant_docs: Ids of the relevant documents of each query, each once.
-        *args: Further arguments of `InformationRetrievalEvaluator`, in its order. `corpus_chunk_size` is the number of
-            documents that are encoded before their embeddings go to the CPU.
-        dims: Dimensions to which the embeddings of one encoding are truncated, each with values of its own: `dims=(256, 64)`
-            and `name="dim"` give keys such as `dim_64_cosine_ndcg@10`. The primary metric belongs to the largest.
-        unknown: What to do with relevant documents that are not in the corpus: `error`, or `ignore`, which counts them as
-            never found, as `InformationRetrievalEvaluator` does.
-        memory_mb: Bound on the memory used beyond the embeddings, in MB, see `RetrievalSettings`.
-        device: Device that computes the scores, see `RetrievalSettings`.
-        **options: Further arguments of `InformationRetrievalEvaluator`, by name.
+        queries: Query id -> text.
+        corpus: Document id -> text.
+        relevant_docs: Query id -> ids of its relevant documents, each once.
+        *args: Other arguments of `InformationRetrievalEvaluator`, in its order. `corpus_chunk_size` is the number of
+            documents that are encoded before their embeddings are moved to the CPU.
+        dims: Dimensions to which the embeddings are truncated. All dimensions use the same encoding. `dims=(256, 64)`
+            and `name="dim"` give keys such as `dim_64_cosine_ndcg@10`. The primary metric is the metric of the largest
+            dimension.
+        unknown: What to do with relevant documents that are not in the corpus: `"error"`, or `"ignore"`, which counts
+            them as never retrieved, as `InformationRetrievalEvaluator` does.
+        memory_mb: Memory bound beyond the embeddings, in MB.
+        device: Device that computes the scores.
+        **options: Other arguments of `InformationRetrievalEvaluator`, by name.
 
     Raises:
-        ValueError: If no query has a relevant document, a relevant document is named twice or not in the corpus, `dims` are
-            no different positive integers, or `write_predictions=True` asks for lists of nearest documents.
+        ValueError: No query has a relevant document, a relevant document is listed twice or is not in the corpus, `dims` are
+            not different positive integers, or `write_predictions=True` was passed.
 
     Examples:
         >>> evaluator = ExactRetrievalEvaluator({"q": "a query"}, {"d": "a document"}, {"q": {"d"}}, ndcg_at_k=[5])
@@ -86,13 +88,13 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         super().__init__(**arguments)
         if self.write_predictions:
             raise InputError(
-                f"{_CALL}: write_predictions=True asks for the nearest documents, which it does not list. Leave it out, or "
-                "use InformationRetrievalEvaluator."
+                f"{_CALL} does not support write_predictions=True, because it does not list the nearest documents. Leave it "
+                "out, or use InformationRetrievalEvaluator."
             )
         self.relevance = self._read_relevance(unknown)
         self._notes = NotesOnce(_CALL)
         self.settings: dict[str, Any] = {"memory_mb": memory_mb, "device": device}
-        # Dimension -> evaluator of embeddings truncated to it.
+        # Dimension -> evaluator of the truncated embeddings.
         self.evaluators: dict[int, ExactRetrievalEvaluator] = {}
         if dims is None:
             return
@@ -105,18 +107,18 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1, **options: Any
     ) -> dict[str, float]:
-        """Return the values of a model, and write and store them as `InformationRetrievalEvaluator` does.
+        """Return key -> value of a model, and write and store the values as `InformationRetrievalEvaluator` does.
 
         Args:
             model: A `SentenceTransformer`.
-            output_path: Folder for the file of values; None writes none.
-            epoch: Epoch of the training, for the file.
-            steps: Step of the training, for the file.
-            **options: `corpus_model` or `corpus_embeddings`, as `InformationRetrievalEvaluator` takes them.
+            output_path: Folder for the file of values; None writes no file.
+            epoch: Training epoch, for the file.
+            steps: Training step, for the file.
+            **options: `corpus_model` or `corpus_embeddings`, as in `InformationRetrievalEvaluator`.
 
         Raises:
-            ValueError: If a score function is unknown, one of `dims` exceeds the dimension of the embeddings, or the
-                model gives no dense vector for each text, as a `SparseEncoder`.
+            ValueError: A score function is unknown, one of `dims` exceeds the dimension of the embeddings, or the model does
+                not return one dense vector per text, such as a `SparseEncoder`.
         """
         _refuse_other_encoders(model, options.get("corpus_model"))
         if not self.evaluators:
@@ -125,7 +127,7 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         largest = max(self.evaluators)
         if largest > queries.shape[1]:
             raise InputError(
-                f"{_CALL}: dims hold {largest}, and embeddings have {queries.shape[1]} dimensions. Pass no more than these."
+                f"{_CALL}: dims contain {largest}, but the embeddings have {queries.shape[1]} dimensions. Pass smaller dims."
             )
         values: dict[str, float] = {}
         for dim, evaluator in self.evaluators.items():
@@ -135,19 +137,19 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         return values
 
     def compute_all_metrics(self, model: Any, output_path: Any = None, **options: Any) -> dict[str, Any]:
-        """Return score function -> metric -> k -> value; `InformationRetrievalEvaluator` calls it."""
+        """Return score function -> metric -> k -> value. `InformationRetrievalEvaluator` calls this method."""
         queries, corpus = self._embed(model, **options)
         scores = {name: self._evaluate(queries, corpus, function) for name, function in self.score_functions.items()}
         for values in scores.values():
             self.output_scores(values)
         return scores
 
-    compute_metrices = compute_all_metrics  # as sentence-transformers 5 calls it
+    compute_metrices = compute_all_metrics  # the name in sentence-transformers 5
 
     def _embed(
         self, model: Any, corpus_model: Any = None, corpus_embeddings: Any = None, query_embeddings: Any = None
     ) -> tuple[Any, Any]:
-        """Return the embeddings of queries and corpus: the passed embeddings, or new ones."""
+        """Return the embeddings of queries and corpus; embeddings that were not passed are computed."""
         if query_embeddings is None:
             prompts = {"prompt_name": self.query_prompt_name, "prompt": self.query_prompt}
             query_embeddings = self._encode(model, self.queries, "query", prompts)
@@ -157,14 +159,14 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         return query_embeddings, corpus_embeddings
 
     def _encode(self, model: Any, texts: Sequence[Any], kind: str, prompts: dict[str, Any]) -> Tensor:
-        """Return the embeddings of texts on the CPU. One chunk at a time is on the device of the model."""
+        """Return the embeddings of texts on the CPU; only one chunk at a time is on the model's device."""
         size = self.corpus_chunk_size
         chunks = [texts[start : start + size] for start in range(0, len(texts), size)]
         return torch.cat([self.embed_inputs(model, chunk, encode_fn_name=kind, **prompts).cpu() for chunk in chunks])
 
     def _evaluate(self, queries: Any, corpus: Any, function: Callable[..., Any]) -> dict[str, dict[int, float]]:
         """Return metric -> k -> value for a score function."""
-        # Metric of the library -> k -> metric of this package.
+        # Metric of sentence-transformers -> k -> metric of this package.
         keys = {
             "accuracy@k": {k: f"recall@{k}" for k in self.accuracy_at_k},
             "precision@k": {k: f"precision@{k}" for k in self.precision_recall_at_k},
@@ -189,52 +191,51 @@ class ExactRetrievalEvaluator(InformationRetrievalEvaluator):
         """Return the relevant documents of the queries.
 
         Raises:
-            ValueError: As the constructor does.
+            ValueError: No query has relevant documents, or a document is listed twice or is unknown.
         """
         if not self.queries_ids:
-            raise InputError(
-                f"{_CALL}: no query has relevant documents. Pass relevant_docs with the ids of queries as keys."
-            )
+            raise InputError(f"{_CALL}: no query has relevant documents. Pass relevant_docs with query ids as keys.")
         judged = {query: list(self.relevant_docs[query]) for query in self.queries_ids}
         repeated = [query for query, documents in judged.items() if len(set(documents)) < len(documents)]
         if repeated:
-            raise InputError(f"{_CALL}: relevant_docs of {repeated[0]!r} name a document twice. Pass sets of ids.")
+            raise InputError(f"{_CALL}: relevant_docs of {repeated[0]!r} list a document twice. Pass sets of ids.")
         return Relevance.from_judgements(judged, self.queries_ids, self.corpus_ids, unknown=unknown)
 
     def _check_dims(self, dims: Sequence[int]) -> None:
-        """Refuse dimensions that are not different positive integers, and dimensions together with `truncate_dim`."""
+        """Raise an error if `dims` are not different positive integers, or if `truncate_dim` was passed, too."""
         if not dims or any(type(dim) is not int or dim < 1 for dim in dims) or len(set(dims)) < len(dims):
-            raise InputError(f"{_CALL}: dims={dims!r} must be different positive integers, such as (256, 64).")
+            raise InputError(
+                f"{_CALL}: dims={dims!r} are not different positive integers. Pass dims such as (256, 64)."
+            )
         if self.truncate_dim is not None:
             raise InputError(
-                f"{_CALL}: dims={dims!r} and truncate_dim={self.truncate_dim} both say to which dimensions embeddings are "
-                "truncated. Pass dims alone."
+                f"{_CALL}: dims={dims!r} and truncate_dim={self.truncate_dim} both truncate the embeddings. Pass only dims."
             )
 
 
 def _refuse_other_encoders(*models: Any) -> None:
-    """Refuse models of sentence-transformers that do not give one dense vector for each text; None passes.
+    """Raise an error if a model does not return one dense vector per text; None is accepted.
 
     Raises:
-        ValueError: If one of the models is such a model.
+        ValueError: A model has another kind of output.
     """
     for model in models:
         for base in type(model).__mro__:
             if base.__name__ in _OTHER_ENCODERS:
                 found, evaluator = _OTHER_ENCODERS[base.__name__]
                 raise InputError(
-                    f"{_CALL}: the model ({type(model).__name__}) gives {found}. {_CALL} compares one dense vector for "
-                    f"each text. Pass a SentenceTransformer, or use {evaluator}."
+                    f"{_CALL}: the model ({type(model).__name__}) returns {found}, but {_CALL} needs one dense vector per "
+                    f"text. Pass a SentenceTransformer, or use {evaluator}."
                 )
 
 
 def _similarity_of(function: Callable[..., Any]) -> Any:
-    """Return the name of a score function in this package.
+    """Return this package's name for a score function.
 
     Raises:
-        ValueError: If it cannot be computed exactly.
+        ValueError: The score function cannot be computed exactly.
     """
-    # The method `similarity` of a model has the name; before sentence-transformers 6 it was one of the functions.
+    # From sentence-transformers 6 on, this is a model's method `similarity`; before, it was one of the functions.
     name = getattr(getattr(function, "__self__", None), "similarity_fn_name", None)
     similarity = _SIMILARITIES.get(function, name)
     if similarity not in _SIMILARITIES.values():

@@ -1,4 +1,4 @@
-"""Losses for embeddings: smooth approximations of average precision."""
+"""Losses for embeddings: differentiable approximations of average precision."""
 
 from fewshot_callbacks.losses.average_precision import (
     BinaryCodes,

@@ -1,4 +1,4 @@
-"""torchmetrics metrics around `fewshot_callbacks.functional`: update, compute, reduction over ranks."""
+"""torchmetrics metrics for `fewshot_callbacks.functional`: update, compute, reduction over ranks."""
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import TorchProcesses, all_processes

@@ -1,11 +1,11 @@
 """Labels, ids and groups as states of a metric.
 
-torchmetrics concatenates the tensors of a state over all batches and all processes. So each column of labels has two
-states, and one of them is empty. Integers are a tensor for each batch. Other labels are a line of JSON for each batch,
-since concatenated lines are a text of all lines:
+torchmetrics concatenates the tensors of a state over batches and processes. Each column of labels therefore has two
+states, of which one is empty. Integers are one tensor per batch. Other labels are one line of JSON per batch, so that
+concatenated states are a text of all lines:
 
-    labels       int64 (items,) for each batch
-    labels_json  uint8 (bytes,) for each batch: {"columns": null, "labels": ["owl", "heron"]}
+    labels       int64 (items,) per batch
+    labels_json  uint8 (bytes,) per batch: {"columns": null, "labels": ["owl", "heron"]}
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_label_states(metric: Metric, name: str) -> None:
 
 
 def append_labels(metric: Metric, name: str, labels: Labels) -> None:
-    """Append the labels of a batch to the state of their form; integers as a copy on the CPU."""
+    """Append the labels of a batch to the state for their form; integers as a copy on the CPU."""
     if isinstance(labels.values, Tensor):
         getattr(metric, name).append(labels.values.to("cpu", copy=True))
     else:
@@ -49,12 +49,12 @@ def set_labels(metric: Metric, name: str, labels: Labels) -> None:
 
 
 def has_labels(metric: Metric, name: str) -> bool:
-    """Return whether a batch had labels, even one without items."""
+    """Return whether a batch had labels, even a batch without items."""
     return any(len(getattr(metric, state)) > 0 for state in (name, _json_state(name)))
 
 
 def form_of_labels(metric: Metric, name: str) -> str:
-    """Return the form of the labels so far (see `Labels.form`): the form of the first batch with items, empty before it."""
+    """Return the form of the labels so far (see `Labels.form`); empty before the first item."""
     json_batches = _filled_tensors(getattr(metric, _json_state(name)))
     if json_batches:
         return labels_from_json(json_batches[0])[0].form
@@ -62,13 +62,13 @@ def form_of_labels(metric: Metric, name: str) -> str:
 
 
 def labels_in_states(metric: Metric, name: str, call: str, argument: str | None = None) -> Labels:
-    """Return the labels of all batches, and of all processes once torchmetrics has joined the states, on the CPU.
+    """Return the labels of all batches on the CPU; after torchmetrics has joined the states, the labels of all processes.
 
     Args:
         metric: The metric with the states.
         name: Name of the state.
         call: The public method, for messages.
-        argument: Its argument that gave the labels, for messages; by default it has the name of the state.
+        argument: Name of its argument, for messages, if it differs from the name of the state.
 
     Raises:
         ValueError: If they have different forms.
@@ -80,18 +80,18 @@ def labels_in_states(metric: Metric, name: str, call: str, argument: str | None 
 
 
 def refuse_other_columns(call: str, earlier: Mapping[str, bool], given: Mapping[str, Any]) -> None:
-    """Refuse a batch with arguments that earlier batches did not have, or without arguments that they had."""
+    """Refuse a batch if it has other arguments than earlier batches."""
     for name, had_earlier in earlier.items():
         if had_earlier != (given[name] is not None):
-            raise InputError(f"{call}: some batches have {name}, others none. Pass them with each batch.")
+            raise InputError(f"{call}: some batches have {name}, but others do not. Pass {name} with each batch.")
 
 
 def first_of_each_id(
     is_compared: Bool[Tensor, "items"], batches: list[Tensor], labels: Labels, ids: Labels, call: str
 ) -> Bool[Tensor, "items"]:
-    """Return whether an item is the first of its id among the items that a mask selects.
+    """Return whether each item is the first of its id among the items that a mask selects.
 
-    It warns of other items of an id that differ from the first in embedding or label.
+    Other items of an id give a warning if they differ from the first in embedding or label.
     """
     rows = is_compared.nonzero()[:, 0]
     codes = ids[rows].codes
@@ -104,12 +104,12 @@ def first_of_each_id(
 
 
 def batches_in(state: list[Tensor] | Tensor) -> list[Tensor]:
-    """Return the tensors of a state; a state of joined processes is a single tensor."""
+    """Return the tensors of a state; after processes were joined it is a single tensor."""
     return [state] if isinstance(state, Tensor) else list(state)
 
 
 def labels_to_json(labels: Labels) -> UInt8[Tensor, "bytes"]:
-    """Return labels as a line of JSON. ASCII escapes half of a surrogate pair, which UTF-8 cannot encode."""
+    """Return labels as a line of JSON, in ASCII: UTF-8 cannot encode half of a surrogate pair."""
     line = json.dumps({"columns": labels.columns, "labels": labels.tolist()}) + "\n"
     return torch.frombuffer(bytearray(line.encode("ascii")), dtype=torch.uint8)
 
@@ -121,7 +121,7 @@ def labels_from_json(lines: UInt8[Tensor, "bytes"]) -> list[Labels]:
 
 
 def _labels_from_line(line: bytes) -> Labels:
-    """Return the labels of one line. Labels of a line with columns are sets."""
+    """Return the labels of one line. If it has columns, its labels are sets."""
     fields = json.loads(line)
     labels = fields["labels"]
     if fields["columns"] is not None:

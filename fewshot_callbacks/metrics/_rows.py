@@ -1,6 +1,6 @@
-"""Rows that are appended batch by batch and copied out at the end: in memory, or in a file.
+"""Rows that are appended batch by batch and copied out at the end, in memory or in a file.
 
-Both classes have the same methods, `append`, `batches` and `kept`.
+Both classes have the methods `append`, `batches` and `kept`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from torch import Tensor
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._repeated import sketches
 
-# Bytes of a block of rows. glibc maps a block above 32 MiB separately, and returns it to the system when the
-# block is freed. Pages of the last block without rows take no memory. A list of batches would leave holes in the
-# heap.
+# Bytes per block of rows. glibc maps a block above 32 MiB separately, and returns it to the system when it is freed.
+# Unused pages of the last block take no memory. A list of batches would leave holes in the heap.
 BLOCK_BYTES = 2**26
 
 
 class RowsInMemory:
-    """Rows in blocks. Rows of another type begin a block of their own."""
+    """Rows in blocks. Rows of another type begin a new block."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
@@ -39,7 +38,7 @@ class RowsInMemory:
         if not has_block or len(self._blocks[-1]) - self._counts[-1] < len(rows):
             row_bytes = max(rows.shape[1] * rows.itemsize, 1)
             length = max(BLOCK_BYTES // row_bytes, len(rows))
-            # A block that is made in inference mode could not be written to outside it.
+            # A block made in inference mode cannot be written to outside it.
             with torch.inference_mode(False):
                 self._blocks.append(torch.empty(length, rows.shape[1], dtype=rows.dtype, device="cpu"))
             self._counts.append(0)
@@ -66,7 +65,7 @@ class RowsInMemory:
 
 
 class RowsInFile:
-    """Rows in a file without a name, in the type of the first batch. The file is closed, and so freed, with this object."""
+    """Rows in a file without a name, in the type of the first batch. The file is freed with this object."""
 
     def __init__(self, folder: str | os.PathLike[str], call: str) -> None:
         self._folder = folder
@@ -75,11 +74,11 @@ class RowsInFile:
         self._dim = 0
         self._dtype = torch.float32
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rows
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as the rows are needed
         except OSError as error:
             raise InputError(
                 f"{call}: spill_to={os.fspath(folder)!r} cannot be written to: {error.strerror}. Pass a folder on a disk "
-                "with room for the embeddings of a validation."
+                "with enough space for the embeddings of a validation."
             ) from error
         weakref.finalize(self, self._file.close)
 
@@ -95,21 +94,21 @@ class RowsInFile:
         except OSError as error:
             raise InputError(
                 f"{self._call}: the embeddings could not be written to spill_to={os.fspath(self._folder)!r}: "
-                f"{error.strerror}. Make room, or pass a folder on another disk."
+                f"{error.strerror}. Free some space, or pass a folder on another disk."
             ) from error
 
     def batches(self) -> list[Tensor]:
-        """Return all rows in one piece."""
+        """Return all rows as one batch."""
         return [self.rows()]
 
     def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
-        """Map the rows that a mask selects into memory; they are copied to another file unless all are kept."""
+        """Return the rows that a mask selects, mapped into memory; from another file unless all are kept."""
         return self.rows() if bool(is_kept.all()) else rows_in_file(self.rows(), is_kept, self._folder, self._call)
 
     def rows(self) -> Tensor:
-        """Map all rows into memory: the operating system caches what there is room for.
+        """Return all rows, mapped into memory: the operating system caches as much as fits.
 
-        The map stays valid when the file is closed.
+        The map stays valid after the file is closed.
         """
         # An empty file cannot be mapped.
         if not self._count * self._dim:
@@ -119,7 +118,7 @@ class RowsInFile:
 
 
 def rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.PathLike[str], call: str) -> Tensor:
-    """Copy the rows that a mask selects to a file in a folder, and map them into memory."""
+    """Return the rows that a mask selects, copied to a file in a folder and mapped into memory."""
     copy = RowsInFile(folder, call)
     for block, is_kept_in_block in zip(rows.split(4096), is_kept.split(4096), strict=True):
         copy.append(block[is_kept_in_block])
@@ -130,7 +129,7 @@ def join_rows(batches: list[Tensor], is_kept: Bool[Tensor, "items"]) -> Tensor:
     """Return a copy of the rows that a mask selects, in the widest of their types.
 
     Args:
-        batches: (items, dim) each. The list is emptied: a batch without other references is freed as soon as it is
+        batches: (items, dim) each. The list is emptied, so that a batch without other references is freed once it is
             copied.
         is_kept: Whether each row of all batches is copied, on the CPU.
     """
@@ -138,7 +137,7 @@ def join_rows(batches: list[Tensor], is_kept: Bool[Tensor, "items"]) -> Tensor:
         return torch.empty(0, 0, device="cpu")
     dtype = reduce(torch.promote_types, (rows.dtype for rows in batches))
     joined = batches[0].new_empty(int(is_kept.sum()), batches[0].shape[1], dtype=dtype)
-    # Batches are copied one by one: joining all batches and then dropping rows would need another copy of the set.
+    # Joining all batches first, and then dropping rows, would need another copy of the set.
     start = 0
     stop = 0
     while batches:
@@ -153,5 +152,5 @@ def join_rows(batches: list[Tensor], is_kept: Bool[Tensor, "items"]) -> Tensor:
 
 
 def sketches_of(batches: Sequence[Tensor]) -> Float[Tensor, "items numbers"]:
-    """Return a sketch of each row of all batches, see `sketches`."""
+    """Return a sketch of each row of all batches (see `sketches`)."""
     return torch.cat([sketches(rows.cpu()) for rows in batches or [torch.empty(0, 0, device="cpu")]])

@@ -28,14 +28,14 @@ from fewshot_callbacks.metrics._label_states import (
 from fewshot_callbacks.metrics._rows import join_rows
 from fewshot_callbacks.metrics.item_batch import ItemBatch
 
-# States for the fields of `ClassMoments` except the labels, in their order.
+# states for the fields of `ClassMoments` except the labels, in their order
 VALUES = ("counts", "origins", "offsets", "spread")
 
 
 class ClassMomentsMetric(Metric):
-    """Holds the moments of each class over all batches since the last reset; with ids the items, on the CPU.
+    """Collects the moments of each class over all batches since the last reset; with ids the items, on the CPU.
 
-    Metrics of a `MetricCollection` share these states, so that each batch is added once.
+    Metrics in a `MetricCollection` share these states, so each batch is added once.
 
     Args:
         normalize: Scale each embedding to length 1 first.
@@ -54,7 +54,7 @@ class ClassMomentsMetric(Metric):
     origins: list[Tensor]
     offsets: list[Tensor]
     spread: list[Tensor]
-    # the items, if they have ids: moments do not record their items
+    # items with ids, because moments do not record which items they contain
     embeddings: list[Tensor]
     labels: list[Tensor]
     labels_json: list[Tensor]
@@ -75,14 +75,14 @@ class ClassMomentsMetric(Metric):
         Args:
             embeddings: (items, dim), any floating dtype.
             labels: (items,) integers or strings.
-            ids: (items,) integers or strings that identify each item. Only the first item of each id is counted, with a
-                warning in `compute` if others of this id differ from it in embedding or label. Needed under a
-                `DistributedSampler`, which repeats items to give all processes the same number; a metric cannot see
-                which. The embeddings are then kept on the CPU.
+            ids: (items,) integers or strings that identify each item. Only the first item of each id counts; `compute`
+                warns if others differ from it in embedding or label. You need ids with a `DistributedSampler`: it
+                repeats items to give all processes the same number, and a metric cannot detect them. With ids, the
+                embeddings are kept on the CPU.
 
         Raises:
-            ValueError: If embeddings are not (items, dim), with the same dim as earlier batches, labels are not one
-                integer or string for each item, in the same form as earlier labels, or only some batches have ids.
+            ValueError: If the embeddings are not (items, dim) with the dim of earlier batches, the labels are not one
+                integer or string per item in the form of earlier labels, or only some batches have ids.
         """
         method = f"{type(self).__name__}.update"
         kept = self.embeddings or self.origins
@@ -114,9 +114,9 @@ class ClassMomentsMetric(Metric):
             setattr(self, name, [tensor])
 
     def within_scatter(self) -> dict[int | str, float]:
-        """Compute the mean squared distance of the items of each class to their mean. *Collective*.
+        """Return label -> mean squared distance of the class's items to their mean, over all processes. *Collective*.
 
-        The keys are the labels as they were passed. Items of all processes count. Empty before the first item.
+        The labels are as you passed them. Empty before the first item.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if not self._has_items:
@@ -126,11 +126,11 @@ class ClassMomentsMetric(Metric):
 
     @property
     def _has_items(self) -> bool:
-        """Whether there was a batch with items, in any process once torchmetrics has joined the states."""
+        """Whether there was an item; after torchmetrics has joined the states, in any process."""
         return len(self.counts) > 0 or len(self.embeddings) > 0
 
     def _moments(self, call: str) -> ClassMoments:
-        """Return the moments of this process, or merged over all processes once torchmetrics has joined the states.
+        """Return the moments of this process; after torchmetrics has joined the states, the merged moments of all processes.
 
         Raises:
             ValueError: If labels are strings in some processes and integers in others, or only some processes have ids.
@@ -138,7 +138,7 @@ class ClassMomentsMetric(Metric):
         if len(self.embeddings):
             return self._moments_of_items(call)
         labels = labels_in_states(self, "class_labels", call, "labels")
-        # The states of the processes are concatenated. These are their numbers of classes.
+        # The states of the processes are concatenated: number of classes of each.
         class_counts = torch.cat(batches_in(self.classes)).tolist()
         columns = [torch.cat(batches_in(getattr(self, name))) for name in VALUES]
         moments = []
@@ -152,7 +152,7 @@ class ClassMomentsMetric(Metric):
     def _moments_of_items(self, call: str) -> ClassMoments:
         """Return the moments of the first item of each id."""
         if len(self.counts):
-            raise InputError(f"{call}: some processes gave ids, others none. Pass them in every process.")
+            raise InputError(f"{call}: some processes gave ids, but others did not. Pass ids in every process.")
         batches = batches_in(self.embeddings)
         labels, ids = (labels_in_states(self, name, call) for name in ("labels", "ids"))
         every_item = torch.ones(len(ids), dtype=torch.bool, device="cpu")
@@ -163,15 +163,19 @@ class ClassMomentsMetric(Metric):
 
 
 class DiscriminantRatio(ClassMomentsMetric):
-    """The discriminant ratio J over all batches since the last reset, in one streaming pass.
+    """The discriminant ratio J over all batches since the last reset, computed in one streaming pass.
 
-    The state is one count, mean and scatter for each class, regardless of the number of items. Batches and ranks are
-    merged in float64, so that the value equals J of all items at once. With `update(embeddings, labels, ids)` each item
-    counts once; the state is then the items. Several processes need ids, since a metric does not see which samples a
-    `DistributedSampler` repeats to even out the ranks.
+    J = Tr(S_B) / Tr(S_W) is the scatter between classes over the scatter within classes, at least 0. Higher means
+    better separated classes: 0 if all classes have the same mean, 1 if class means are as far apart as items of one
+    class are.
+
+    The state is a count, a mean and a scatter per class, regardless of the number of items. Batches and ranks are
+    merged in float64, so the value equals J of all items at once. With `update(embeddings, labels, ids)` each item
+    counts once, and the state is the items. With several processes you need ids, because a metric cannot detect the
+    items that a `DistributedSampler` repeats.
 
     Args:
-        eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
+        eps: Fraction of the total scatter that is added to the scatter within classes. J is at most 1 / eps.
         normalize: Scale each embedding to length 1 first.
         skip_singletons: Leave out classes with a single item.
         **kwargs: See `torchmetrics.Metric`.
@@ -193,7 +197,7 @@ class DiscriminantRatio(ClassMomentsMetric):
         self.skip_singletons = skip_singletons
 
     def compute(self) -> Tensor:
-        """Compute J of all items, at least 0, larger is better; NaN before the first item and where J is undefined."""
+        """Return J of all items, at least 0; higher is better. NaN before the first item, and if J is undefined."""
         if not self._has_items:
             return torch.tensor(torch.nan, dtype=torch.float32, device=self.device)
         moments = self._moments("DiscriminantRatio.compute")
@@ -201,7 +205,10 @@ class DiscriminantRatio(ClassMomentsMetric):
 
 
 class VarianceRatio(ClassMomentsMetric):
-    """Variance between classes over variance within them, over all batches since the last reset, in one streaming pass.
+    """The variance between classes over the variance within classes, over all batches since the last reset.
+
+    Higher means better separated classes. For pure noise the expected value is 0, and the ratio can be slightly
+    negative.
 
     The state is the same as in `DiscriminantRatio`: in a `MetricCollection` both share it, and each batch is added
     once. Batches and ranks are merged in float64. With ids each item counts once.
@@ -223,16 +230,16 @@ class VarianceRatio(ClassMomentsMetric):
         super().__init__(normalize=normalize, **kwargs)
 
     def compute(self) -> Tensor:
-        """Compute the ratio over all items, larger is better; NaN before the first one and where it is undefined."""
+        """Return the ratio of all items; higher is better. NaN before the first item, and if it is undefined."""
         if not self._has_items:
             return torch.tensor(torch.nan, dtype=torch.float32, device=self.device)
         moments = self._moments("VarianceRatio.compute")
         return torch.tensor(variance_ratio_of_set(moments).value, dtype=torch.float32, device=self.device)
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """Compute the interval of the ratio, with classes as the independent units. *Collective*.
+        """Return the interval of the ratio over all processes, with classes as the independent units. *Collective*.
 
-        Items of all processes count. NaN for fewer than three classes.
+        NaN for fewer than three classes.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if not self._has_items:

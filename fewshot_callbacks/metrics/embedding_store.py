@@ -1,6 +1,6 @@
-"""Copies the embeddings of an epoch to the CPU, and returns this process's part, or the embeddings of all processes.
+"""Embeddings of an epoch, copied to the CPU: this process's part, or the embeddings of all processes.
 
-A store owns copies of all batches until it is cleared or dropped. Nothing travels between processes before `shard` or
+A store owns copies of all batches until it is cleared or dropped. Nothing is sent between processes before `shard` or
 `gather`, which every process must call.
 """
 
@@ -30,7 +30,7 @@ class _ItemColumns(NamedTuple):
     """Items without their embeddings."""
 
     labels: Labels
-    # (items,) index of each item in this rank's pass over the data, including items that are dropped later
+    # (items,) index of each item in this rank's pass over the data; items that are dropped later count, too
     positions: Tensor
     # see `ItemBatch.columns`
     columns: Mapping[Hashable, Labels]
@@ -41,36 +41,39 @@ class _ItemColumns(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """One process's items of a set; each item of the set is in exactly one process.
+    """One process's items of a set. Each item of the set is in exactly one process.
 
-    `places` and `positions` are both indices of the items. They differ once items were dropped as repetitions:
+    `places` and `positions` are both indices of the items. They differ if repeated items were dropped:
 
         read by all processes   a  b  a  c
-        positions               0  1     3   the dropped item has kept its number
-        places                  0  1     2   no gaps: what `Share` takes
+        positions               0  1     3   the dropped item keeps its number
+        places                  0  1     2   without gaps, as `Share` needs them
+
+    Attributes:
+        embeddings: (items, dim) rows on the CPU.
+        labels: As they were given, for `evaluate_retrieval`. `labels.tolist()` lists them.
+        places: (items,) index of each item among the items of all processes, without dropped items; for `Share`.
+        dropped: Number of repeated items of all processes that were dropped.
+        positions: (items,) index of each item in the pass of all processes over the data; dropped items count, too.
+        note: A warning if a dropped item differs from the first item of its id; None otherwise.
+        groups: Group of each item, as it was given; None without groups.
+        ids: Id of each item, as it was given; None without ids.
+        columns: Name -> other values of each item.
     """
 
     embeddings: Float[Tensor, "items dim"]
     labels: Labels
-    """as they were given, for `evaluate_retrieval`; `labels.tolist()` lists them"""
     places: Int[Tensor, "items"]
-    """index of each item among the items of all processes, without dropped items: for `Share`"""
     dropped: int
-    """number of items of all processes that were dropped as repetitions"""
     positions: Int[Tensor, "items"]
-    """index of each item in the pass of all processes over their data, in which dropped items count, too"""
     note: str | None = None
-    """a warning if a dropped item differs from the first item of its id; None if none does"""
     groups: Labels | None = None
-    """group of each item, as it was given; None if none were given"""
     ids: Labels | None = None
-    """id of each item, as it was given; None if none were given"""
     columns: Mapping[Hashable, Labels] = {}
-    """what else was stored of each item, by name"""
 
     @default_mode()
     def some_of_each_class(self, items: int, seed: int) -> Shard:
-        """Draw at most this number of items of each class, from all in the order of the data set. *Collective*."""
+        """Return at most this number of items per class of the whole set, drawn with a seed. *Collective*."""
         processes = all_processes()
         length = sum(processes.gather(len(self.labels)))
         [codes], _ = encode("Shard", {"labels": self.labels}, processes)
@@ -98,13 +101,12 @@ class Shard(NamedTuple):
         spill_to: str | os.PathLike[str] | None = None,
         call: str = "EmbeddingStore",
     ) -> Shard:
-        """Return some items; their places count the items that all processes keep. *Collective*.
+        """Return some items. Their places count only the items that all processes keep. *Collective*.
 
         Args:
             is_kept: Whether each item of this process is kept.
-            spill_to: A folder in which the rows of the new shard are written to a file, see `EmbeddingStore`; None keeps
-                them in memory.
-            call: See there.
+            spill_to: A folder in which the rows of the new shard are written to a file; None keeps them in memory.
+            call: Name of the owner, for messages.
         """
         all_positions = torch.cat(all_processes().gather(self.positions[is_kept])).sort().values
         places = torch.searchsorted(all_positions, self.positions[is_kept])
@@ -115,19 +117,18 @@ class Shard(NamedTuple):
 
 
 class EmbeddingStore:
-    """Collects embeddings and labels batch by batch on the CPU, and returns the whole set.
+    """Collects embeddings and labels on the CPU batch by batch, and returns the whole set.
 
-    It stores a detached copy in the dtype of the model (half precision stays half the size), never a view that would
-    keep a larger tensor in memory. From a CUDA device, embeddings are copied through pinned memory without stalling the
-    device, and the copy is read one batch later. The copies are freed by `clear`, or with the store.
+    The store keeps detached copies in the dtype of the model, so half precision takes half the memory. CUDA tensors are
+    copied through pinned memory without stalling the device, and are read one batch later. `clear` frees the copies.
 
     Args:
-        spill_to: A folder: embeddings are written to a file in it, and read from there as they are needed. The file has no
-            name, so that it vanishes with the store, and with the process however that ends.
+        spill_to: A folder. Embeddings are written to a file in it, and read when they are needed. The file has no name,
+            so it is deleted with the store, and with the process even if that is killed.
         call: Name of this class, or of the callback that owns the store, for messages.
 
     Raises:
-        ValueError: The folder does not exist, or its disk is full.
+        ValueError: If the folder does not exist, or its disk is full.
 
     Examples:
         >>> import torch
@@ -144,7 +145,7 @@ class EmbeddingStore:
     def __init__(self, spill_to: str | os.PathLike[str] | None = None, call: str = "EmbeddingStore") -> None:
         self._folder = spill_to
         self._call = call
-        # The user of a callback did not call a method.
+        # The user of a callback has not called a method.
         self._method = f"{call}.append" if call == type(self).__name__ else call
         self.clear()
 
@@ -153,7 +154,7 @@ class EmbeddingStore:
         self._rows = RowsInMemory() if self._folder is None else RowsInFile(self._folder, self._call)
         # the items of each batch without their embeddings
         self._batches: list[_ItemColumns] = []
-        # embeddings and labels in pinned memory, each with the event that its copy from the device is complete
+        # embeddings and labels in pinned memory, each with the event that marks the end of its copy
         self._arriving: list[tuple[torch.cuda.Event, Tensor, _ItemColumns]] = []
         self._items = 0
         self._dim: int | None = None
@@ -173,18 +174,17 @@ class EmbeddingStore:
         ids: Any | None = None,
         groups: Any | None = None,
     ) -> None:
-        """Copy one batch to the CPU.
+        """Copy a batch to the CPU.
 
         Args:
             embeddings: (items, dim), any floating dtype, any device.
             labels: (items,) integers or strings, or (items, labels) zeros and ones, any device.
-            positions: (items,) index of each item in this process's pass over its data, repeated items included; by
-                default the next indices. Needed only if the items of one loader go to two stores. `Shard.positions` are
-                the same indices over all processes, and `Shard.places` those without dropped items.
-            ids: (items,) integers or strings that identify each item, so that repeated items can be dropped; in each
-                batch, or in none.
-            groups: (items,) integers or strings; items of one group are not candidates for each other; in each batch,
-                or in none.
+            positions: (items,) index of each item in this process's pass over its data, including repeated items. By
+                default the next indices. You need it only if the items of one loader go to two stores.
+            ids: (items,) integers or strings that identify each item, so that repeated items can be dropped. Pass ids
+                with each batch or with none.
+            groups: (items,) integers or strings. Items of one group are not candidates for each other. Pass groups with
+                each batch or with none.
 
         Raises:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor strings,
@@ -194,13 +194,13 @@ class EmbeddingStore:
 
     @default_mode()
     def add(self, batch: ItemBatch) -> None:
-        """Copy a batch that was read to the CPU.
+        """Copy an `ItemBatch` to the CPU.
 
         Raises:
             ValueError: If it does not fit earlier batches, see `append`.
         """
         batch.refuse_unlike(self._method, self._dim, self.forms)
-        # This runs before the next copy begins, so that at most two batches are in pinned memory.
+        # Before the next copy begins, so that at most two batches are in pinned memory.
         self._move_arrived(waiting=1)
         positions = batch.positions
         if positions is None:
@@ -239,22 +239,21 @@ class EmbeddingStore:
         The shard is a copy. With `spill_to` its rows are in a file, too.
 
         Args:
-            dataset_size: The number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
-                item of a rank is then item `i * ranks + rank` of the data set. The sampler repeats the first items to
-                give all ranks the same number; these repetitions are past the end and are dropped.
-            part: Number of the part of the data set that this process has, and number of parts, if they differ from the
-                rank and the number of processes: the processes of a tensor-parallel group have the same part, and only
-                one of them has stored it.
+            dataset_size: The number of items in the data set, if a `DistributedSampler` has dealt them. The i-th item
+                of a rank is then item `i * ranks + rank` of the data set. The sampler repeats the first items to give
+                all ranks the same number. These repetitions are past the end, and are dropped.
+            part: (index of this process's part of the data set, number of parts), if they differ from rank and number
+                of processes: the processes of a tensor-parallel group have the same part, and only one of them stores
+                it.
             clear: Drop stored batches while they are copied, so that the embeddings are never in memory twice.
 
         Returns:
-            The items of this process. If ids were given, only the first item of each id is kept. `places` are the indices
-            of the items in the order of the data set without dropped items, `positions` those with them. If nothing is
-            stored, all tensors are empty: (0, 0) and (0,).
+            The items of this process; with ids only the first item of each id. If nothing is stored, all tensors are
+            empty: (0, 0) and (0,).
 
         Raises:
             ValueError: In all processes, if only some batches or some processes had ids or groups, or if the processes
-                were given different sizes of the data set.
+                passed different sizes of the data set.
         """
         self._move_arrived()
         processes = all_processes()
@@ -262,7 +261,7 @@ class EmbeddingStore:
         refuse_different_calls(calls, self._call)
 
         items = self._joined()
-        # A sampler deals items to the ranks in turn.
+        # The sampler deals items to the ranks in turn.
         number, parts = (processes.rank, processes.count) if part is None else part
         positions = items.positions * parts + number
         is_kept = torch.ones(len(positions), dtype=torch.bool)
@@ -296,8 +295,8 @@ class EmbeddingStore:
         )
 
     def _joined(self) -> _ItemColumns:
-        """Return the items of all batches without their embeddings, with the columns that no batch lacks."""
-        # A batch without items does not show which columns there are.
+        """Return the items of all batches without their embeddings, and with the columns that every batch has."""
+        # A batch without items may lack columns.
         filled = [batch.columns for batch in self._batches if len(batch.labels)]
         names = [name for name in filled[0] if all(name in columns for columns in filled)] if filled else []
         return _ItemColumns(
@@ -308,14 +307,14 @@ class EmbeddingStore:
 
     @default_mode()
     def gather(self, dataset_size: int | None = None, part: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Gather the items of all processes on every rank, in the order of the data set. *Collective*.
+        """Return the items of all processes on every rank, in the order of the data set. *Collective*.
 
         Args:
             dataset_size: See `shard`.
             part: See `shard`.
 
         Returns:
-            Embeddings (items, dim) and labels (items,); words are replaced by their indices in sorted order. If no rank
+            Embeddings (items, dim) and labels (items,). String labels become their indices in sorted order. If no rank
             has stored anything, both are empty: (0, 0) and (0,).
         """
         shard_here = self.shard(dataset_size, part)
@@ -331,11 +330,11 @@ class EmbeddingStore:
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of one process, to be compared with the arguments of the other processes."""
+    """The arguments of one process, to compare them with the other processes."""
 
     items: int
     dataset_size: int | None
-    # Whether batches with items had ids: (True,), (False,), both if the batches differ, or () without items.
+    # whether batches with items had ids: (True,), (False,), both if batches differ, or () without items
     ids: tuple[bool, ...]
     # the same for groups
     groups: tuple[bool, ...]
@@ -355,7 +354,7 @@ def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
     """Refuse ids, groups or sizes that only some batches or only some processes have.
 
     Args:
-        calls: The arguments of each process, by rank; every process passes the same list.
+        calls: The arguments of each process, by rank. Every process passes the same list.
         call: Name of the class, or of the callback that owns the store, for messages.
 
     Raises:
@@ -370,7 +369,7 @@ def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
         mixed_ranks = [rank for rank, values in presence.items() if len(values) > 1]
         if mixed_ranks:
             batches = f"some batches of process {mixed_ranks[0]}" if has_several else "some batches"
-            raise InputError(f"{call}: {name} are given in {batches} alone. {fix}")
+            raise InputError(f"{call}: {name} are given only in {batches}. {fix}")
         words = {rank: "given" if values[0] else "left out" for rank, values in presence.items()}
         if len(set(words.values())) > 1:
             raise InputError(f"{call}: {name} are {_two_that_differ(words)}. {fix}")
@@ -383,7 +382,7 @@ def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
 
 
 def _two_that_differ(words: dict[int, str]) -> str:
-    """Return the word of the first process and the first different word, each with its rank; `words` is by rank."""
+    """Return the word of the first process and the first different word, each with its rank."""
     first_rank = next(iter(words))
     other_rank = next(rank for rank, word in words.items() if word != words[first_rank])
     return f"{words[first_rank]} in process {first_rank}, {words[other_rank]} in process {other_rank}"
@@ -397,18 +396,17 @@ def _chosen(columns: Mapping[Hashable, Labels], mask: Bool[Tensor, "items"]) -> 
 def _first_positions(
     processes: Processes, items: _ItemColumns, row_sketches: Float[Tensor, "items numbers"], call: str
 ) -> tuple[Int[Tensor, "first"], str | None]:
-    """Return the position of the first item of each id in all processes, and a note on ids of different items. *Collective*.
+    """Return the positions of the first items of all ids, and a note on ids with different items. *Collective*.
 
     Args:
         processes: All processes.
-        items: The items of this process that take part, with their positions in the pass of all processes. Without items it
-            may lack ids.
+        items: This process's items, with their positions in the pass of all processes. It may lack ids if it is empty.
         row_sketches: See `sketches`.
         call: Name of the class, or of the callback that owns the store, for messages.
     """
     [id_codes] = encode_ids(call, {"ids": items.columns.get("ids", no_labels())}, processes)
     [label_codes], _ = encode(call, {"labels": items.labels}, processes)
-    # All rows would be too much to send: sketches show whether items of one id have different embeddings.
+    # Sketches show whether items of one id have different embeddings; all rows would be too much to send.
     given = (items.positions, id_codes, label_codes, row_sketches)
     by_rank = [columns for columns in processes.gather(given) if len(columns[0])]
     if not by_rank:
@@ -420,18 +418,18 @@ def _first_positions(
 
 
 def _cuda_device(*columns: Any) -> torch.device | None:
-    """Return the device of the first tensor that is on a CUDA device; None if there is no such tensor."""
+    """Return the device of the first CUDA tensor; None without one."""
     devices = (column.device for column in columns if isinstance(column, Tensor))
     return next((device for device in devices if device.type == "cuda"), None)
 
 
 def _to_host_labels(labels: Labels) -> Labels:
-    """Return labels on the CPU, see `_to_host`."""
+    """Return labels on the CPU (see `_to_host`)."""
     return Labels(_to_host(labels.values)) if isinstance(labels.values, Tensor) else labels
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """Return a detached copy on the CPU. From a CUDA device it is in pinned memory, and complete only after an event."""
+    """Return a detached copy on the CPU; from a CUDA device in pinned memory, and complete only later."""
     tensor = tensor.detach()
     if tensor.device.type != "cuda":
         return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)

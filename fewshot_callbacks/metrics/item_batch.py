@@ -1,4 +1,4 @@
-"""The items of one batch: what a store, a torchmetrics metric and a collection append."""
+"""The items of one batch, as a store, a torchmetrics metric and a collection append them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fewshot_callbacks.functional._labels import Labels, labels_of_each, read_la
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, needs, tensor_code
 from fewshot_callbacks.system.words import counted
 
-# Types of integers in a list of ids; a tensor or array in it has one integer.
+# types of integers in a list of ids; a tensor or array in the list is one integer
 INTEGERS = (int, np.integer, Tensor, np.ndarray)
 
 
@@ -26,9 +26,9 @@ class ItemBatch:
     embeddings: Float[Tensor, "items dim"]
     """on the device on which they were given"""
     labels: Labels
-    """integers or targets on the device on which they were given, or words; see `Labels`"""
+    """integers or targets on the device on which they were given, or strings; see `Labels`"""
     columns: Mapping[Hashable, Labels]
-    """name -> value of each item, on the CPU: `ids`, `groups`, and what else an owner asks for"""
+    """name -> value of each item, on the CPU: `ids`, `groups` and others"""
     positions: Int[Tensor, "items"] | None = None
     """index of each item in this process's pass over its data; None for the next indices"""
 
@@ -45,14 +45,14 @@ class ItemBatch:
         sets: bool = False,
         floats: bool = False,
     ) -> ItemBatch:
-        """Read the arguments of a public method, which messages name, such as `EmbeddingStore.append`.
+        """Read the arguments of a public method such as `EmbeddingStore.append`.
 
         Args:
-            method: The method.
+            method: The method, for messages.
             embeddings: (items, dim), of any library.
             labels: One for each item, see `as_labels`.
-            ids: Integers or strings; None if there are none.
-            groups: The same.
+            ids: Integers or strings; None without ids.
+            groups: Integers or strings; None without groups.
             positions: See `ItemBatch`.
             sets: See `as_labels`.
             floats: Refuse embeddings that are not floating-point numbers.
@@ -61,7 +61,7 @@ class ItemBatch:
             ValueError: If shapes or types do not fit each other.
         """
         owner, _, name = method.rpartition(".")
-        # A callback, such as `KnnMonitor(bank=...)`, is named without a method.
+        # `KnnMonitor(bank=...)` is a callback without a method.
         call = owner if name.isidentifier() and owner else method
         code = tensor_code("embeddings", embeddings)
         rows = as_tensor(embeddings, "embeddings", call)
@@ -90,12 +90,12 @@ class ItemBatch:
 
     @property
     def forms(self) -> dict[Hashable, str]:
-        """The form of the labels and of each column (see `Labels.form`); empty without items, which have none."""
+        """Name -> form of the labels and of each column (see `Labels.form`); empty without items."""
         columns = {"labels": self.labels, **self.columns} if len(self) else {}
         return {name: column.form for name, column in columns.items()}
 
     def refuse_unlike(self, method: str, dim: int | None, forms: Mapping[Any, str]) -> None:
-        """Refuse a batch that does not fit the batches before.
+        """Refuse a batch that does not fit earlier batches.
 
         Args:
             method: The public method, for messages.
@@ -103,37 +103,37 @@ class ItemBatch:
             forms: Name -> form of the values so far; empty, or no entry, before the first.
 
         Raises:
-            ValueError: For another dimension, or integers where these were words, zeros and ones of other labels, and so on.
+            ValueError: If the dimension or the form of a column differs.
         """
         for name, column in {"labels": self.labels, **self.columns}.items():
             refuse_another_form(method, forms.get(name, ""), column, str(name))
         if dim not in (None, self.embeddings.shape[1]):
             raise InputError(
-                f"{method}: the embeddings so far have dimension {dim}, those of this batch {self.embeddings.shape[1]}. "
-                "Every batch must come from the same layer."
+                f"{method}: earlier embeddings have dimension {dim}, but this batch has {self.embeddings.shape[1]}. "
+                "Pass every batch from the same layer."
             )
 
 
 def refuse_another_form(call: str, form: str, values: Labels, name: str = "labels") -> None:
-    """Refuse a batch of integers where earlier batches had strings, zeros and ones of other labels, and so on.
+    """Refuse a batch whose values have another form than in earlier batches, such as integers after strings.
 
     Args:
         call: The public method, for messages.
         form: Form of the values so far (see `Labels.form`); empty before the first.
-        values: Those of the batch. A batch without items is never refused.
+        values: The values of this batch. A batch without items is never refused.
         name: What messages call them: labels, ids or groups.
     """
     if form and len(values):
-        refuse_other_forms(call, {f"the {name} so far": form, "those of this batch": values.form}, name)
+        refuse_other_forms(call, {f"the {name} so far": form, f"the {name} of this batch": values.form}, name)
 
 
 def read_ids(ids: Any, items: int, call: str, name: str = "ids") -> Labels:
-    """Return ids or groups on the CPU: integers or strings; other entries of a list, such as paths, become strings."""
+    """Return ids or groups on the CPU: integers or strings. Other list entries, such as paths, become strings."""
     if isinstance(ids, list | tuple) and not all(isinstance(entry, INTEGERS) for entry in ids):
         ids = list(map(str, ids))
     return copied(read_labels(ids, items, name, "embeddings", call))
 
 
 def copied(labels: Labels) -> Labels:
-    """Return labels that nobody else can change; only tensors can be changed in place."""
+    """Return a copy of labels that are a tensor, which could be changed in place; other labels unchanged."""
     return Labels(labels.values.clone()) if isinstance(labels.values, Tensor) else labels

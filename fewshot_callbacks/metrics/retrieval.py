@@ -43,7 +43,7 @@ from fewshot_callbacks.metrics.item_batch import ItemBatch
 from fewshot_callbacks.settings import RetrievalOptions, takes
 from fewshot_callbacks.system.words import counted
 
-# Columns with one label for each item; each has the two states of `add_label_states`.
+# columns with a label per item; each has the two states of `add_label_states`
 LABEL_COLUMNS = ("labels", "ids", "groups")
 
 
@@ -65,20 +65,21 @@ class EvaluationOptions(RetrievalOptions, MetricOptions, total=False):
 
 @takes(RetrievalOptions)
 class RetrievalEvaluation(Metric):
-    """Collects embeddings over batches, and evaluates them in `compute`: leave-one-out, or queries and a gallery.
+    """Collects embeddings over batches and evaluates them in `compute`: leave-one-out, or queries and a gallery.
 
-    It is meant for modules with their own metrics, for Fabric and for plain loops; with a Trainer, `RetrievalMonitor`
-    needs less code. Call `metric.reset()` where a loop begins, so that no state of an interrupted loop is left. The
-    result is a dictionary, so log it with `self.log_dict(metric.compute())`; `self.log` takes only metrics of a single
-    value. Embeddings are kept on the CPU in the dtype of the model. The keywords of `torchmetrics.Metric`, such as
-    `sync_on_compute`, are accepted, too.
+    Use it in modules with their own metrics, with Fabric and in plain loops. With a Trainer, `RetrievalMonitor` needs
+    less code. Call `metric.reset()` at the start of a loop, so that nothing of an interrupted loop is left. `compute`
+    returns a
+    dictionary: log it with `self.log_dict(metric.compute())`, because `self.log` accepts only metrics with a single
+    value. Embeddings are kept on the CPU in the dtype of the model. You can also pass the keywords of
+    `torchmetrics.Metric`, such as `sync_on_compute`.
 
     Args:
-        judgements: Who is relevant in place of labels, as `Relevance.from_judgements` takes it; `update` is then given the
-            ids of the items.
-        at_least: The smallest relevant grade of the judgements, as there.
-        unknown: What to do with judgements of ids that no item has, as there: `error` or `ignore`. Where only some of the
-            judged items were embedded, `compute` raises unless they are ignored.
+        judgements: Relevance judgements instead of labels, as in `Relevance.from_judgements`. Pass the ids of the items
+            to `update`.
+        at_least: Lowest grade of a judgement that counts as relevant.
+        unknown: What to do with judgements of ids that no item has: `error` or `ignore`. If only some of the judged
+            items were embedded, `compute` raises an error unless you pass `ignore`.
         **settings: See `RetrievalSettings`.
 
     Raises:
@@ -86,11 +87,11 @@ class RetrievalEvaluation(Metric):
 
     Examples:
         >>> import torch
-        >>> metric = RetrievalEvaluation(metrics=("mAP", "recall@1"))
-        >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> metric.update(torch.nn.functional.one_hot(labels).float(), labels)
-        >>> metric.compute()["mAP"]
-        tensor(1., dtype=torch.float64)
+        >>> metric = RetrievalEvaluation(metrics=("mAP", "recall@1"), similarity="euclidean")
+        >>> metric.update(torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([0, 0, 0]))
+        >>> metric.update(torch.tensor([[6.0], [9.0], [11.0]]), torch.tensor([1, 1, 1]))
+        >>> {key: round(value.item(), 4) for key, value in metric.compute().items()}
+        {'mAP': 0.8333, 'recall@1': 0.6667}
     """
 
     is_differentiable = False
@@ -127,10 +128,10 @@ class RetrievalEvaluation(Metric):
             self.judged = read_judgements("RetrievalEvaluation", judgements)
         elif at_least != 1 or unknown != "error":
             raise InputError(
-                "RetrievalEvaluation: at_least and unknown are those of judgements. Pass judgements=..., or leave them out."
+                "RetrievalEvaluation: at_least and unknown need judgements. Pass judgements=..., or leave them out."
             )
         self.report: RetrievalReport | None = None
-        """the report of the last `compute` or `forward`; None before the first and after `reset`"""
+        """The report of the last `compute` or `forward`; None before the first and after `reset`."""
         for name in LABEL_COLUMNS:
             add_label_states(self, name)
         for name in ("embeddings", "is_gallery"):
@@ -138,7 +139,7 @@ class RetrievalEvaluation(Metric):
 
     @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override] # torchmetrics has it as an attribute
-        """Whether larger values are better; None where the values differ in it. The threshold has no part in it."""
+        """Whether higher values are better; None if this differs between metrics. The threshold does not count."""
         directions = {requested.metric.better for requested in request_of(self.settings).reported} - {None}
         return directions == {"higher"} if len(directions) == 1 else None
 
@@ -156,23 +157,22 @@ class RetrievalEvaluation(Metric):
         Args:
             embeddings: (items, dim), any floating dtype.
             labels: (items,) integers or strings, or (items, labels) zeros and ones; None with judgements.
-            ids: (items,) integers or strings that identify each item. Only the first query and the first gallery item of
-                each id is counted, with a warning in `compute` if others of this id differ from it in embedding or label.
-                Needed under a `DistributedSampler`, which repeats items to give all processes the same number; a metric
-                cannot detect them. Without judgements, a query is not a candidate for itself: a gallery item of its id
-                is left out.
-            is_gallery: Whether the items belong to the gallery, (items,) booleans or one for the batch; by default each item
-                is a query against all others.
-            groups: (items,) integers or strings; items of a query's own group are left out of its ranking.
+            ids: (items,) integers or strings that identify each item. Only the first query and the first gallery item
+                of each id count; `compute` warns if others differ from it in embedding or label. You need ids with a
+                `DistributedSampler`: it repeats items to give all processes the same number, and a metric cannot detect
+                them. Without judgements, a query does not find a gallery item with its own id.
+            is_gallery: Whether the items are in the gallery: (items,) booleans, or one boolean for the batch. By
+                default each item is a query against all others.
+            groups: (items,) integers or strings. A query ignores items of its own group.
 
         Raises:
-            ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids, groups or
-                `is_gallery`.
+            ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids,
+                groups or `is_gallery`.
         """
         method = "RetrievalEvaluation.update"
         self._check_relevance(labels, ids)
         if labels is None:
-            # Judgements decide which items are relevant, so all items get one class.
+            # Judgements decide which items are relevant, so all items get the same class.
             labels = [0] * (len(embeddings) if hasattr(embeddings, "__len__") else 0)
         if self.embeddings:
             earlier = {"is_gallery": len(self.is_gallery) > 0}
@@ -183,7 +183,7 @@ class RetrievalEvaluation(Metric):
         forms = {name: form_of_labels(self, name) for name in LABEL_COLUMNS}
         batch.refuse_unlike(method, self.embeddings[0].shape[1] if self.embeddings else None, forms)
         flags = None if is_gallery is None else _read_flags(is_gallery, len(batch), method)
-        # The states only change here, so that a refused batch leaves them unchanged.
+        # The states change only here, so that a refused batch leaves them unchanged.
         append_labels(self, "labels", batch.labels)
         for name, column in batch.columns.items():
             append_labels(self, str(name), column)
@@ -195,22 +195,22 @@ class RetrievalEvaluation(Metric):
         """Refuse a batch with both labels and judgements, or with neither, and judgements without ids."""
         method = "RetrievalEvaluation.update"
         if (labels is None) != (self.judged is not None):
-            fact = "neither labels nor judgements say" if labels is None else "labels and judgements both say"
-            raise InputError(
-                f"{method}: {fact} who is relevant. Pass labels here, or RetrievalEvaluation(judgements=...) and ids."
+            fact = (
+                "there are neither labels nor judgements" if labels is None else "there are both labels and judgements"
             )
+            raise InputError(f"{method}: {fact}. Pass labels here, or RetrievalEvaluation(judgements=...) and ids.")
         if self.judged is not None and ids is None:
             raise InputError(f"{method}: judgements name items by their ids. Pass the ids of the items.")
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Add a batch, as `update` does, and return the metrics of only this batch. Earlier batches stay.
+        """Return the metrics of only this batch, and add it as `update` does.
 
-        The values are NaN, with a warning, where no item of the batch has a match in it.
+        The values are NaN, with a warning, if no item of the batch has a match in it.
 
         Raises:
-            ValueError: As `update` and `compute` do. The metric is then as it was before.
+            ValueError: As in `update` and `compute`. The metric is then unchanged.
         """
-        if self._is_synced:  # torchmetrics refuses it
+        if self._is_synced:  # torchmetrics raises an error
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
         states = {name: copy.copy(state) for name, state in self.metric_state.items()}
         report = self.report
@@ -219,7 +219,7 @@ class RetrievalEvaluation(Metric):
         try:
             return cast(dict[str, Tensor], super().forward(*args, **kwargs))
         except BaseException as error:
-            # torchmetrics only restores these after a successful batch.
+            # torchmetrics restores these only after a successful batch.
             for name, state in states.items():
                 setattr(self, name, state)
             self.report = report
@@ -245,13 +245,13 @@ class RetrievalEvaluation(Metric):
         self.report = None
 
     def compute(self) -> dict[str, Tensor]:
-        """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
+        """Return key -> value of each metric, as `RetrievalReport.metrics` does. The report itself is in `report`.
 
-        It warns where many queries find an item of their label that equals them bit for bit: such items may come several
-        times, and `ids` leave them out.
+        A warning reports if many queries find an item of their class that equals them bit for bit. Such items may be
+        repeated; `ids` leave them out.
 
         Raises:
-            ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
+            ValueError: As in `evaluate_retrieval`, for instance if nothing was collected.
         """
         call = "RetrievalEvaluation.compute"
         batches = batches_in(self.embeddings)
@@ -264,10 +264,10 @@ class RetrievalEvaluation(Metric):
         for name, count in {"ids": len(ids), "is_gallery": len(is_gallery), "groups": len(groups)}.items():
             if count not in (0, items):
                 raise InputError(
-                    f"{call}: some processes gave {name}, others none: {count} of {items} items have them. Pass them "
-                    "in every process."
+                    f"{call}: only some processes gave {name}: {count} of {items} items have them. Pass them in every "
+                    "process."
                 )
-        # One side, or queries and gallery.
+        # one side, or queries and gallery
         sides = [torch.ones(items, dtype=torch.bool, device="cpu")]
         if len(is_gallery):
             sides = [~is_gallery, is_gallery]
@@ -297,7 +297,7 @@ class RetrievalEvaluation(Metric):
     def _relevance(self, ids_of_sides: Sequence[Labels]) -> Relevance:
         """Return the relevance of the items with these ids, by the judgements.
 
-        Ids are converted to the form in the judgements: messages show that form, and the integer 7 is the id "7".
+        Ids are converted to their form in the judgements, so the integer 7 matches the id "7".
         """
         assert self.judged is not None
         judged_ids = {id_ for side in self.judged[:2] for id_ in side}
@@ -308,15 +308,15 @@ class RetrievalEvaluation(Metric):
     def plot(
         self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None
     ) -> tuple[Any, Any]:
-        """Draw the values that have a range, which are all but the threshold, as torchmetrics does.
+        """Draw the values of all metrics with a range, as torchmetrics does. The threshold has none.
 
         Args:
-            val: A result of `compute` or `forward`, drawn as points, or a list of such results, drawn as lines; by default
-                what `compute` gives.
-            ax: Matplotlib axes to draw into; by default the axes of a new figure.
+            val: A result of `compute` or `forward`, drawn as points, or a list of results, drawn as lines. By default
+                the result of `compute`.
+            ax: Matplotlib axes to draw into. By default the axes of a new figure.
 
         Returns:
-            The figure, None where axes were given, and the axes.
+            The figure (None if axes were given) and the axes.
         """
         val = self.compute() if val is None else val
         if isinstance(val, Mapping):

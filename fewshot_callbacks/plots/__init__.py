@@ -1,8 +1,8 @@
-"""Figures of results: queries with their neighbours, scores of pairs, the embedding as a map. Results in, figures out.
+"""Functions that turn results into figures: neighbours of queries, score histograms, curves, a map of the embedding.
 
-A further figure is a function of its own file that is decorated with `style.in_house_style`: see
-`docs/project/add_a_picture.md`. `style` has colours, sizes and the writing of files. `fitted_text` shortens or wraps a text
-to a width; a function that draws words of its caller calls it.
+To add a figure, write a function in a file of its own and decorate it with `style.in_house_style`: see
+`docs/project/add_a_picture.md`. `style` has colours, sizes and functions that write files. `fitted_text` shortens or
+wraps a text to a width; call it for every text that comes from the caller.
 """
 
 from fewshot_callbacks.system.extras import required_extra

@@ -1,4 +1,4 @@
-"""The value of a metric over the bytes of an item, for an embedding and its truncated and quantised forms."""
+"""A metric against bytes per item, for an embedding and its truncated and quantised forms."""
 
 import math
 from collections.abc import Sequence
@@ -16,45 +16,45 @@ from fewshot_callbacks.plots import style
 from fewshot_callbacks.plots.style import in_house_style, new_figure
 
 HEIGHT = 4.0  # inches
-# Room for labels on the left and on the right of the points, as a factor of the bytes on the logarithmic axis.
+# Room for labels to the left and right of the points, as a factor of the bytes on the logarithmic axis.
 LEFT_MARGIN = 1.8
 RIGHT_MARGIN = 3.0
-# Share of the height of the axis that is free above the highest point and below the lowest one.
+# Free space above the highest and below the lowest point, as a fraction of the range of values.
 VALUE_MARGIN = 0.12
-# How far the axis extends beyond the bounds of a metric, so that a point there is completely visible.
+# The axis extends beyond the bounds of a metric, so that a point at a bound is completely visible.
 BEYOND_BOUNDS = 0.02
-# Distances of a label from its point to the side and in height, in points.
+# Horizontal and vertical distance of a label from its point, in points.
 LABEL_GAP = 6
 LABEL_RISE = 3
-# Half of the width of a bar with its caps, and half of the height of a marker, in points.
+# Half the width of a bar with its caps, and half the height of a marker, in points.
 BAR_HALF_WIDTH = 3.0
 # A white outline keeps a label legible on a line.
 OUTLINE = (withStroke(linewidth=2.5, foreground="white"),)
 
 
 class _Place(NamedTuple):
-    """The position of a label relative to its point: 1 is right and above, -1 is left and below."""
+    """The position of a label relative to its point: 1 means right or above, -1 means left or below."""
 
     direction: int
     rise: int
 
 
-# Values usually rise with the bytes, so that the upper left and the lower right of a point are free of its line.
+# Values usually increase with the bytes, so the line does not cross the upper left and the lower right of a point.
 LOWER_RIGHT, UPPER_LEFT, UPPER_RIGHT, LOWER_LEFT = _Place(1, -1), _Place(-1, 1), _Place(1, 1), _Place(-1, -1)
 
 
 class _Family(NamedTuple):
-    """How the forms with one code are drawn."""
+    """The style of all forms with the same code."""
 
     name: str
     colour: str
     marker: str
     dashes: str
-    # positions of the labels of its points, the best first
+    # preferred positions of the labels, the best first
     places: tuple[_Place, ...]
 
 
-# Uncompressed numbers, int8 and binary.
+# None is the code of uncompressed numbers.
 FAMILIES = {
     None: _Family("float", style.BLUE, "o", "-", (LOWER_RIGHT, UPPER_LEFT)),
     "int8": _Family("int8", style.VERMILION, "s", "--", (UPPER_LEFT, LOWER_RIGHT)),
@@ -63,7 +63,7 @@ FAMILIES = {
 
 
 class _Point(NamedTuple):
-    """A form of the embedding in the figure."""
+    """A form of the embedding: bytes per item, dimensions, and the metric with its interval."""
 
     size: int
     dims: int
@@ -74,22 +74,19 @@ class _Point(NamedTuple):
 
 @in_house_style
 def compression_curve(report: CompressionReport, metric: str | None = None, title: str = "") -> Figure:
-    """Draw the values of a metric over the bytes of an item, on a logarithmic axis.
+    """Return a figure of a metric against bytes per item, on a logarithmic axis, 6 inches wide.
 
-    A line joins the forms with one code; the number at a point is its number of dimensions. A bar is the interval of the
-    difference to the whole embedding, around the value of the form: a bar that does not reach the grey line is a loss, or a
-    gain, beyond chance.
+    Each code (float, int8, binary) has a line. The label of a point is its number of dimensions. The bar of a point is the
+    interval of the difference from the full embedding, drawn around the point. If the bar does not touch the grey line, the
+    loss or gain is statistically significant.
 
     Args:
-        report: What `compression_costs` returns.
-        metric: Key of the metric; by default the first that was compared.
-        title: A line above the figure.
+        report: The result of `compression_costs`.
+        metric: Key of the metric; by default the first compared metric.
+        title: Title of the figure.
 
     Raises:
-        ValueError: If the metric was not compared.
-
-    Returns:
-        A figure of 6 inches in width.
+        ValueError: The metric was not compared.
 
     Examples:
         >>> import torch
@@ -104,14 +101,14 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
     key = compared[0] if metric is None else metric
     if key not in compared:
         raise InputError(
-            f"compression_curve: metric={key!r} was not compared, but {', '.join(compared)}. Pass one of these, or ask for "
-            f"it with compression_costs(metrics=({key!r}, ...))."
+            f"compression_curve: the report does not contain metric={key!r}; it contains {', '.join(compared)}. Pass one of "
+            f"these, or use compression_costs(metrics=({key!r}, ...))."
         )
     whole = report.whole[key]
     figure = new_figure(HEIGHT)
     style.entitle(figure, title)
     axes = figure.add_subplot()
-    axes.set(xlabel="bytes of an item", ylabel=key)
+    axes.set(xlabel="bytes per item", ylabel=key)
     axes.set_xscale("log", base=2)
     axes.axhline(whole, color=style.GREY, linestyle=(0, (1.2, 1.2)), linewidth=1.0, zorder=0)
     points_of = {family: _points(report, key, code) for code, family in FAMILIES.items()}
@@ -121,13 +118,13 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
     _set_limits(axes, all_points, report.whole.requested(key).metric.range)
     level = f"{100 * report.whole.confidence:g} %"
     figure.supxlabel(
-        f"Beside a point: its dimensions. Bars: {level} interval of the difference to the whole embedding.",
+        f"Labels: number of dimensions. Bars: {level} interval of the difference from the full embedding.",
         x=0.02,
         ha="left",
         fontsize=style.SMALL,
         color=style.GREY,
     )
-    # Boxes are only known once the axes have their position.
+    # The boxes of labels are known once the axes have their position.
     figure.draw_without_rendering()
     labels = _PointLabels(axes, all_points)
     for family, points in points_of.items():
@@ -140,7 +137,7 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
 
 
 def _points(report: CompressionReport, key: str, code: str | None) -> list[_Point]:
-    """Return the forms with a code that have a value, by their bytes; the whole embedding counts as uncompressed numbers."""
+    """Return the forms with a code and a finite value, sorted by bytes; the full embedding has the code None."""
     points = []
     if code is None and math.isfinite(report.whole[key]):
         whole = report.whole[key]
@@ -153,13 +150,13 @@ def _points(report: CompressionReport, key: str, code: str | None) -> list[_Poin
         if math.isnan(low):
             low = high = difference.first
         points.append(_Point(variant.bytes_per_item, variant.dims, difference.first, low, high))
-    # Truncation to all dimensions does not change a form.
+    # Truncation to all dimensions gives the same form again.
     by_size = {point.size: point for point in points}
     return [by_size[size] for size in sorted(by_size)]
 
 
 def _draw_line(axes: Axes, family: _Family, points: Sequence[_Point]) -> None:
-    """Draw the line of a code with its bars, if it has points."""
+    """Draw the line of a code with its bars."""
     axes.errorbar(
         [point.size for point in points],
         [point.value for point in points],
@@ -176,7 +173,7 @@ def _draw_line(axes: Axes, family: _Family, points: Sequence[_Point]) -> None:
 
 
 class _PointLabels:
-    """Writes labels next to points, where they cover neither a bar nor an earlier label.
+    """Labels next to points that overlap neither a bar nor an earlier label.
 
     The axes must have their final position and limits.
     """
@@ -186,7 +183,7 @@ class _PointLabels:
         self._taken = [self._bar(point) for point in points]
 
     def write(self, text: str, point: _Point, colour: str, places: Sequence[_Place], size: float) -> None:
-        """Write a label at the first free place; it is left out if none is free."""
+        """Write a label at the first free place; without a free place, write nothing."""
         for place in places:
             label = self._axes.annotate(
                 text,
@@ -207,14 +204,17 @@ class _PointLabels:
             label.remove()
 
     def _bar(self, point: _Point) -> Bbox:
-        """Return the box of the bar and the marker of a point, in pixels."""
+        """Return the box around a point's bar and marker, in pixels."""
         half = BAR_HALF_WIDTH * self._axes.figure.dpi / 72
         ends = self._axes.transData.transform([(point.size, point.low), (point.size, point.high)])
         return Bbox([ends[0] - half, ends[1] + half])
 
 
 def _set_limits(axes: Axes, points: Sequence[_Point], bounds: tuple[float, float] | None) -> None:
-    """Choose the ends of both axes, and a tick at each power of two; bars may end beyond the bounds of a metric."""
+    """Set the limits of both axes, and a tick at each power of two.
+
+    The limits stay close to the bounds of the metric, although a bar may end beyond them.
+    """
     smallest = min(point.size for point in points)
     largest = max(point.size for point in points)
     axes.set_xlim(smallest / LEFT_MARGIN, largest * RIGHT_MARGIN)

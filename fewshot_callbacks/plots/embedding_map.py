@@ -1,4 +1,4 @@
-"""The embedding as a map: a point for each item, a colour and a mark for each class that is named."""
+"""A map of the embedding: a point per item, and a colour and a marker per named class."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,22 +22,22 @@ from fewshot_callbacks.system.words import counted
 Method = Literal["pca", "tsne", "umap"]
 Points = Float[np.ndarray, "items 2"]
 
-MIN_ITEMS = 5  # items for t-SNE and UMAP; PCA is as good for fewer
-MIN_SHARED = 3  # items or classes that two maps must share to be aligned
+MIN_ITEMS = 5  # for t-SNE and UMAP; PCA is as good for fewer items
+MIN_SHARED = 3  # items or classes that two maps must have in common to be aligned
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Items on a plane.
+    """A two-dimensional projection of embeddings.
 
     Attributes:
-        points: (items, 2); NaN where an embedding was not finite.
-        labels: The class of each item.
-        ids: The identity of each item.
-        method: The method of projection.
-        shares: Each component's share of the variance; None for other methods than PCA, and without a variance.
-        notes: What a reader of the map should know.
-        aligned: Whether it was rotated, shifted and scaled to fit an earlier map.
+        points: (items, 2); NaN if an embedding was not finite.
+        labels: (items,), the class of each item.
+        ids: (items,), the identity of each item.
+        method: The projection method.
+        shares: Fraction of the variance that each component explains; None for t-SNE and UMAP, and if the variance is 0.
+        notes: Remarks for the reader of the map.
+        aligned: Whether the map was rotated, shifted and scaled to match an earlier map.
     """
 
     points: Points
@@ -50,14 +50,14 @@ class Projection:
 
     @property
     def axes(self) -> tuple[str, str]:
-        """Descriptions of the two axes."""
+        """The labels of the two axes."""
         if self.method != "pca":
             name = {"tsne": "t-SNE", "umap": "UMAP"}[self.method]
             alignment = ", aligned with the previous map" if self.aligned else ""
-            return f"first axis of {name}, without unit{alignment}", f"second axis of {name}, without unit"
+            return f"{name} axis 1{alignment}", f"{name} axis 2"
         if self.aligned:
             share = "" if self.shares is None else _share_text(sum(self.shares))
-            return f"plane of the first two principal components{share}", "aligned with the previous map"
+            return f"principal components 1 and 2, rotated to match the previous map{share}", ""
         if self.shares is None:
             return "first principal component", "second principal component"
         first, second = self.shares
@@ -77,29 +77,27 @@ def project(
     ids: Tensor | np.ndarray | Sequence[Any] | None = None,
     seed: int = 0,
 ) -> Projection:
-    """Project embeddings onto a plane, aligned with an earlier map of the same items or of the same classes.
+    """Return a two-dimensional projection of embeddings, aligned with an earlier map if you pass one.
 
-    Principal components need no further package and are deterministic; t-SNE needs scikit-learn and UMAP needs
-    umap-learn, which are imported only then. The map is shifted, rotated or mirrored, and scaled so that the items in
-    both maps come as close to their earlier positions as possible (orthogonal Procrustes). If fewer than three items
-    are in both maps, the means of common classes are aligned instead; if fewer than three classes are common, the map
-    is not aligned.
+    PCA is deterministic and needs no other package. t-SNE needs scikit-learn, and UMAP needs umap-learn. Sets with fewer
+    than five items, and sets of equal embeddings, always use PCA.
+
+    The alignment shifts, rotates or mirrors, and scales the map, so that items are as close as possible to their earlier
+    positions (orthogonal Procrustes). If the maps have fewer than three common items, the means of the common classes are
+    aligned. If they also have fewer than three common classes, the map is not aligned.
 
     Args:
-        embeddings: (items, dim); rows that are not finite are left out.
-        labels: Class of each item.
-        previous: An earlier map to align with; None for none.
+        embeddings: (items, dim); rows that are not finite become NaN points.
+        labels: (items,), the class of each item.
+        previous: An earlier map to align with.
         method: "pca", "tsne" or "umap".
-        ids: Identity of each item, to find it in the earlier map; by default its index, if both maps have the same
-            labels in the same order.
+        ids: (items,), the identity of each item in both maps. By default the index of an item is its identity if both maps
+            have the same labels in the same order.
         seed: Seed of t-SNE and UMAP.
 
-    Returns:
-        The map. For fewer than five items, or if all are equal, PCA makes it.
-
     Raises:
-        ValueError: If there are no items, the method is unknown, or the numbers of labels, ids and embeddings differ.
-        ImportError: If the package of the method is not installed.
+        ValueError: There are no items, the method is unknown, or the numbers of labels, ids and embeddings differ.
+        ImportError: The package of the method is not installed.
 
     Examples:
         >>> map_ = project(np.array([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0], [4.0, 1.0, 1.0]]), ["a", "a", "b"])
@@ -112,16 +110,16 @@ def project(
     label_array = as_array(labels)
     id_array = np.arange(len(vectors)) if ids is None else as_array(ids)
     if not len(vectors):
-        raise InputError("There is no embedding to project. Pass at least one.")
+        raise InputError("project: there is no embedding. Pass at least one.")
     for argument, values in (("labels", label_array), ("ids", id_array)):
         if len(values) != len(vectors):
             raise InputError(
-                f"There are {counted(len(vectors), 'embedding')} and {len(values)} {argument}. Pass one for each."
+                f"project: {counted(len(vectors), 'embedding')}, but {len(values)} {argument}. Pass one per embedding."
             )
     notes = []
     is_finite = np.isfinite(vectors).all(1)
     if not is_finite.all():
-        notes.append(f"{(~is_finite).sum():,} of {counted(len(vectors), 'embedding')} are not finite: not shown.")
+        notes.append(f"Not shown: {(~is_finite).sum():,} of {counted(len(vectors), 'embedding')} are not finite.")
     finite = vectors[is_finite]
     if len(finite) > 1 and (finite == finite[0]).all():
         notes.append("All embeddings are the same vector.")
@@ -141,10 +139,10 @@ def project(
 
 
 def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
-    """Return coordinates on the first two principal components, and their shares of the variance.
+    """Return the coordinates on the first two principal components, and their fractions of the variance.
 
-    Each component points to the side of its farthest item. If the variance is zero, all coordinates are 0 and the
-    shares are None.
+    The sign of a component is chosen so that its farthest item has a positive coordinate. If the variance is zero, all
+    coordinates are 0 and the fractions are None.
     """
     points = np.zeros((len(vectors), 2))
     if not vectors.size:
@@ -152,7 +150,7 @@ def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Poin
     scale = np.abs(vectors).max() or 1.0  # so that no square is infinite
     centred = vectors / scale - (vectors / scale).mean(0)
     items, dim = centred.shape
-    # Both products have the same eigenvalues other than zero: the smaller product is decomposed.
+    # Both products have the same nonzero eigenvalues, so the smaller product is decomposed.
     is_long = dim <= items
     products = centred.T @ centred if is_long else centred @ centred.T
     variance = float(np.trace(products))
@@ -173,10 +171,10 @@ def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Poin
 
 
 def _neighbour_map(vectors: Float[np.ndarray, "items dim"], start: Points, method: Method, seed: int) -> Points:
-    """Return a map by t-SNE or UMAP that begins with the points of PCA.
+    """Return a t-SNE or UMAP map, initialised with the PCA map `start`.
 
     Raises:
-        ImportError: If the package of the method is not installed.
+        ImportError: The package of the method is not installed.
     """
     make_map, package = NEIGHBOUR_METHODS[method]
     try:
@@ -188,10 +186,9 @@ def _neighbour_map(vectors: Float[np.ndarray, "items dim"], start: Points, metho
 def _tsne(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
     from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
 
-    # The default of scikit-learn is 30, but it must be less than the number of items: few items take a third of the
-    # others.
+    # scikit-learn's default is 30, but the perplexity must be less than the number of items.
     perplexity = min(30.0, (len(vectors) - 1) / 3)
-    # scikit-learn's own start has this standard deviation.
+    # scikit-learn's own initialisation has this standard deviation.
     start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)
     points: Points = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
     return points
@@ -200,16 +197,16 @@ def _tsne(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> 
 def _umap(vectors: Float[np.ndarray, "items dim"], start: Points, seed: int) -> Points:
     from umap import UMAP  # noqa: PLC0415 - only this method needs it
 
-    # UMAP's own start has this extent.
+    # UMAP's own initialisation has this extent.
     start = (10 * start / (np.abs(start).max() or 1.0)).astype(np.float32)
-    # The default of UMAP is 15, but it must be less than the number of items.
+    # UMAP's default is 15, but the number of neighbours must be less than the number of items.
     neighbours = min(15, len(vectors) - 1)
-    # Several jobs would not give the same map twice.
+    # With several jobs, two runs would give different maps.
     points: Points = UMAP(n_neighbors=neighbours, init=start, random_state=seed, n_jobs=1).fit_transform(vectors)
     return points
 
 
-# Method -> the function that makes a map from vectors, start and seed, and the package that it needs.
+# Method -> function that makes a map from vectors, initial map and seed, and the package that it needs.
 NEIGHBOUR_METHODS: Mapping[Method, tuple[Callable[[np.ndarray, Points, int], Points], str]] = {
     "tsne": (_tsne, "scikit-learn"),
     "umap": (_umap, "umap-learn"),
@@ -217,9 +214,9 @@ NEIGHBOUR_METHODS: Mapping[Method, tuple[Callable[[np.ndarray, Points, int], Poi
 
 
 def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
-    """Return the new map, shifted, turned and scaled to the old one; with a note instead if that is impossible.
+    """Return the new map, aligned with the old map; if that is impossible, the new map with a note.
 
-    `by_id` matches items by their ids. Otherwise they are matched by index, if all labels agree.
+    `by_id` matches items by their ids. Otherwise items are matched by index if all labels agree.
     """
     pair = None
     if by_id or np.array_equal(new.labels, old.labels):
@@ -227,13 +224,13 @@ def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
     if pair is None or len(pair.new) < MIN_SHARED:
         pair = _common_classes(new, old)
     if len(pair.new) < MIN_SHARED:
-        return _with_note(new, "Fewer than three items or classes are in the previous map: not aligned.")
+        return _with_note(new, "Not aligned: fewer than three of the items or classes are in the previous map.")
     new_centre = pair.new.mean(0)
     old_centre = pair.old.mean(0)
     rotation, stretch = orthogonal_procrustes(pair.new - new_centre, pair.old - old_centre)
     extent = ((pair.new - new_centre) ** 2).sum()
     if not extent or not stretch:
-        return _with_note(new, "One of two maps is a single point: not aligned.")
+        return _with_note(new, "Not aligned: this map or the previous map is a single point.")
     points = (new.points - new_centre) @ rotation * (stretch / extent) + old_centre
     return replace(new, points=points, aligned=True)
 
@@ -243,14 +240,14 @@ def _with_note(projection: Projection, note: str) -> Projection:
 
 
 class _Pair(NamedTuple):
-    """The same items or classes on two maps, in the same order."""
+    """Points of the same items or classes on two maps, in the same order."""
 
     new: Points
     old: Points
 
 
 def _common_items(new: Projection, old: Projection) -> _Pair:
-    """Return the items that have a point on both maps."""
+    """Return the points of the items that both maps show."""
     new_shown = _has_point(new)
     old_shown = _has_point(old)
     _, new_rows, old_rows = np.intersect1d(new.ids[new_shown], old.ids[old_shown], return_indices=True)
@@ -258,7 +255,7 @@ def _common_items(new: Projection, old: Projection) -> _Pair:
 
 
 def _common_classes(new: Projection, old: Projection) -> _Pair:
-    """Return the means of the classes that have a point on both maps."""
+    """Return the means of the classes that both maps show."""
     labels = np.intersect1d(new.labels[_has_point(new)], old.labels[_has_point(old)])
     return _Pair(_class_means(new, labels), _class_means(old, labels))
 
@@ -274,13 +271,13 @@ def _has_point(projection: Projection) -> Bool[np.ndarray, "items"]:
     return finite
 
 
-# Colours of the named classes; no two are equal.
+# Colours of the named classes, all different.
 COLOURS = (*style.CYCLE, style.WINE, style.OLIVE, style.INDIGO, style.BROWN, style.YELLOW)
-MAX_CLASSES = 12  # more pairs of a colour and a mark are hard to distinguish
-HEIGHT = 4.4  # inches of a figure without its legend
+MAX_CLASSES = 12  # more colours and markers are hard to distinguish
+HEIGHT = 4.4  # inches, without the legend
 LEGEND_LINE = 0.18  # inches
 LEGEND_COLUMNS = 3
-# The number of all classes that are not named.
+# The index of all classes that are not named.
 UNNAMED = -1
 
 
@@ -293,31 +290,32 @@ def embedding_map(
     highlighted: Sequence[Any] | None = None,
     most: int = MAX_CLASSES,
 ) -> Figure:
-    """Draw a map of items: some classes have a colour and a mark each, all others are grey.
+    """Return a figure of a map, 6 inches wide: each named class has a colour and a marker, all other classes are grey.
 
-    The names of the classes are written below the map.
+    The legend below the map lists the named classes.
 
     Args:
-        projection: What `project` returned.
-        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the labels.
-        title: A line above the map.
-        highlighted: Labels to name, such as the labels of the weakest classes; by default the largest classes.
-        most: Number of classes to name, 1 to 12.
-
-    Returns:
-        A figure of 6 inches in width.
+        projection: The result of `project`.
+        names: Class names, as a mapping from labels, or as a list for the labels 0, 1, 2, ...; by default the labels.
+        title: Title of the figure.
+        highlighted: Labels of the classes to name, such as the weakest classes; by default the largest classes.
+        most: Largest number of classes to name, 1 to 12.
 
     Raises:
-        ValueError: If there are no items, or the number of classes to name is not 1 to 12.
+        ValueError: There are no items, or `most` is out of range.
 
     Examples:
         >>> from fewshot_callbacks.plots.embedding_map import project
         >>> figure = embedding_map(project(np.eye(4), ["cat", "cat", "dog", "dog"]), title="epoch 3")
+        >>> figure.get_axes()[0].get_xlabel()
+        'first principal component, 33 % of the variance'
     """
     if not len(projection.points):
-        raise InputError("There is no item to draw.")
+        raise InputError("embedding_map: there are no items to draw. Pass a projection of at least one item.")
     if not 1 <= most <= MAX_CLASSES:
-        raise InputError(f"most is {most}. Use 1 to {MAX_CLASSES}: more colours and marks cannot be told apart.")
+        raise InputError(
+            f"embedding_map: most is {most}. Use 1 to {MAX_CLASSES}: more colours and markers are hard to distinguish."
+        )
     has_point = _has_point(projection)
     points = projection.points[has_point]
     labels = projection.labels[has_point]
@@ -335,7 +333,7 @@ def embedding_map(
 
 
 def _new_map(projection: Projection, title: str, legend_entries: int) -> tuple[Figure, Axes]:
-    """Return a figure with empty axes for a map, its notes above them, and room for the legend below."""
+    """Return a figure with empty axes for a map, the notes above the axes, and room for the legend below."""
     legend_lines = -(-legend_entries // LEGEND_COLUMNS)  # rounded up
     figure = new_figure(HEIGHT + 0.1 + LEGEND_LINE * legend_lines)
     style.entitle(figure, title)
@@ -346,13 +344,13 @@ def _new_map(projection: Projection, title: str, legend_entries: int) -> tuple[F
     axes.set(xlabel=x_label, ylabel=y_label, aspect="equal", adjustable="datalim")
     axes.locator_params(nbins=5)
     if projection.method != "pca":
-        # The coordinates of these maps have no meaning: only closeness of items does.
+        # Coordinates of these maps have no meaning; only the closeness of items does.
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
     return figure, axes
 
 
 def _numbers_among(named_labels: Sequence[Any], labels: Shaped[np.ndarray, "items"]) -> Int[np.ndarray, "items"]:
-    """Return the number of each item's class among the named ones; `UNNAMED` for all other classes."""
+    """Return the index of each item's class among the named classes; `UNNAMED` for all other classes."""
     numbers = np.full(len(labels), UNNAMED)
     for number, label in enumerate(named_labels):
         numbers[labels == label] = number
@@ -362,26 +360,26 @@ def _numbers_among(named_labels: Sequence[Any], labels: Shaped[np.ndarray, "item
 def _largest_classes(labels: Shaped[np.ndarray, "items"], most: int) -> list[Any]:
     """Return the labels of the largest classes, in the order of labels."""
     classes, sizes = np.unique(labels, return_counts=True)
-    # Integers that are written as words are sorted as integers: 2 before 10.
+    # String labels with numbers are sorted by these numbers: "2" before "10".
     order = sorted(range(len(classes)), key=lambda index: _natural_key(classes[index]))
     classes = classes[order]
     sizes = sizes[order]
     largest = np.argsort(-sizes, kind="stable")[:most]
-    # The order of the labels lets a class keep its colour when another one becomes larger.
+    # In label order, a class keeps its colour when another class becomes larger.
     return [classes[index] for index in sorted(largest)]
 
 
 def _natural_key(label: Any) -> tuple[Any, ...]:
-    """Return a key that sorts words with numbers in them by these numbers, and labels that are numbers by their value."""
+    """Return a sort key: strings sort by the numbers in them, and numeric labels by their value."""
     if not isinstance(label, str):
         return (label,)
-    # Every second part is a number.
+    # Every second element is a number.
     runs = re.split(r"([0-9]+)", label)
     return tuple(int(run) if index % 2 else run for index, run in enumerate(runs))
 
 
 def _class_name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:
-    """Return the name of a class; a label without a name is its own name."""
+    """Return the name of a class; if there is none, its label."""
     key = label.item() if isinstance(label, np.generic) else label
     if names is None:
         return str(key)
@@ -393,13 +391,13 @@ def _class_name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> 
 def _draw_items(
     axes: Axes, points: Points, numbers: Int[np.ndarray, "items"], legend: Sequence[str], named_classes: int
 ) -> None:
-    """Draw the items of the named classes, then all others in grey, and the legend below them.
+    """Draw the items of the named classes, all other items in grey, and the legend below the map.
 
     Args:
         axes: The axes to draw on.
         points: The position of each item.
-        numbers: The number of its class among the named ones; `UNNAMED` for all others.
-        legend: Names of the named classes, and a name for all others, if there are any.
+        numbers: The index of each item's class among the named classes, or `UNNAMED`.
+        legend: Names of the named classes, and an entry for all other classes if there are any.
         named_classes: Number of named classes.
     """
     size = _marker_area(len(points))
@@ -426,12 +424,12 @@ def _draw_items(
         ncols=LEGEND_COLUMNS,
         handlelength=1.0,
         columnspacing=1.2,
-        markerscale=5 / size**0.5,  # 5 points wide, however many items there are
+        markerscale=5 / size**0.5,  # always 5 points wide
     )
 
 
 def _marker_area(items: int) -> int:
-    """Return the area of a marker in square points: many items have small markers."""
+    """Return the area of a marker in square points; it is smaller for more items."""
     if items <= 300:
         return 30
     if items <= 3000:

@@ -1,20 +1,19 @@
-"""Text that fits: lines of characters that the fonts have, measured, shortened or wrapped to a width.
+"""Text that fits its place: functions that measure text, replace characters without a glyph, and shorten or wrap lines.
 
-The functions measure each line as it will be drawn. `textwrap` counts letters instead, so that lines of wide letters and of
-CJK text leave their box. matplotlib's `wrap=True` breaks lines at spaces only, at the edge of the figure, and has no largest
-number of lines. A constrained layout moves axes, and shortens no text.
+The functions measure each line as it will be drawn. Other tools do not suffice: `textwrap` counts letters, so lines of wide
+letters and of CJK text leave their box. matplotlib's `wrap=True` breaks lines only at spaces and at the edge of the figure,
+and does not limit the number of lines. A constrained layout moves axes, but does not shorten text.
 
-No text is fitted by itself, the label of an axis no more than others. A function that draws words of its caller, such as a
-name, a title or a part of a label, passes them through `shorten` or `wrap` with the width that is free. Text of the package
-itself is drawn as it is.
+matplotlib does not fit any text automatically. A function that draws a text of its caller, such as a name, a title or a part
+of a label, must pass it through `shorten` or `wrap` with the free width. The package's own texts are drawn unchanged.
 
 Limits:
 
 - A text of more than `MAX_TEXT` characters loses its middle before it is measured.
 - A line has at most `MAX_LINE` letters, even if more fit.
-- A line is measured by the factor `ROUNDING` too long.
-- Only the width is fitted, not the height of a line or of several.
-- At least "…" remains of a shortened text, and at least one letter in each line of a wrapped one, even if that is too wide.
+- Measured widths are too large by the factor `ROUNDING`.
+- Only the width is fitted, not the height.
+- A shortened text keeps at least "…", and each line of a wrapped text keeps at least one letter, even if that is too wide.
 """
 
 import functools
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.textpath import text_to_path
 
-# Fonts of the common systems for characters that DejaVu Sans, which comes with matplotlib, lacks.
+# Fonts of common operating systems, for characters that DejaVu Sans (matplotlib's font) lacks.
 FALLBACK_FONTS = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
@@ -44,24 +43,21 @@ FALLBACK_FONTS = (
 
 ELLIPSIS = "…"
 MISSING_GLYPH = "□"
-MAX_TEXT = 4000  # characters; a picture has no room for more
-MAX_LINE = 400  # letters of one line; the time to measure a line is proportional to their number
-# A line may be drawn longer than it is measured, since a screen rounds each letter to whole pixels.
+MAX_TEXT = 4000  # characters; no figure has room for more
+MAX_LINE = 400  # letters per line; the time to measure a line is proportional to its letters
+# A line may be drawn wider than measured, because each letter is rounded to whole pixels on a screen.
 ROUNDING = 1.03
 
 
 def readable(text: object) -> str:
-    r"""Return a value as one line of characters that the fonts have.
+    r"""Return a value as one line of drawable characters, in which a dollar sign does not start a formula.
 
-    White space of any kind and length becomes one space, and characters that cannot be seen are dropped. A character that no
-    font has becomes □. If no font has any character of the text, code points distinguish the labels. A text
-    of more than `MAX_TEXT` characters loses its middle.
+    Any run of white space becomes one space, and invisible characters are dropped. A character without a glyph becomes □. If
+    no font has any of the characters, the line consists of their code points, so that labels still differ. A text of more
+    than `MAX_TEXT` characters loses its middle.
 
     Args:
         text: A label, a name or any other value, converted by `str`.
-
-    Returns:
-        The text, in which a dollar sign starts no formula.
 
     Examples:
         >>> readable("two\nlines"), readable("price $5"), readable("cat \U00013000"), readable("\U00013000")
@@ -80,15 +76,14 @@ def readable(text: object) -> str:
 
 
 def shorten(text: object, width: float, size: float) -> str:
-    """Cut the middle out of a text that is too long: names of one kind often differ at their ends.
+    """Return a text that fits the width, with an ellipsis in place of its middle if necessary.
+
+    The end is kept because similar names often differ at the end.
 
     Args:
-        text: Any text; it is made readable.
-        width: The largest length, in inches.
-        size: The size of the font, in points.
-
-    Returns:
-        The text, or its beginning and its end with an ellipsis between them.
+        text: Any text; `readable` is applied to it.
+        width: The largest width, in inches.
+        size: The font size, in points.
 
     Examples:
         >>> shorten("Black_footed_Albatross_0046", 1.0, 8)
@@ -98,17 +93,14 @@ def shorten(text: object, width: float, size: float) -> str:
 
 
 def shorten_readable(line: str, width: float, size: float) -> str:
-    r"""Cut the middle out of a readable text that is too long.
+    r"""Return a readable line that fits the width, with an ellipsis in place of its middle if necessary.
 
-    It is for a line of several texts, after `readable` has made each of them readable.
+    Use this function for a line that joins several results of `readable`.
 
     Args:
-        line: What `readable` returned, or several of these in one line.
-        width: The largest length, in inches.
-        size: The size of the font, in points.
-
-    Returns:
-        The line, or its beginning and its end with an ellipsis between them.
+        line: A result of `readable`, or several results in one line.
+        width: The largest width, in inches.
+        size: The font size, in points.
 
     Examples:
         >>> shorten_readable(f"{readable('price $5')}: 0.25", 2.0, 8)
@@ -119,7 +111,7 @@ def shorten_readable(line: str, width: float, size: float) -> str:
     letters = _unescaped(line)
 
     def without_middle(count: int) -> str:
-        # Readers see the beginning first, so it gets three fifths of the letters, rounded up.
+        # The beginning is read first, so it gets 60 % of the letters, rounded up.
         head = (3 * count + 4) // 5
         tail = count - head
         beginning = letters[:head].rstrip()
@@ -131,16 +123,15 @@ def shorten_readable(line: str, width: float, size: float) -> str:
 
 
 def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
-    """Break a text into lines at its spaces, and inside words that are longer than a line; cut the text after the last line.
+    """Return a text as at most `lines` lines; the last line ends with an ellipsis if the text is too long.
+
+    Lines are broken at spaces, and inside words that are longer than a line.
 
     Args:
-        text: Any text; it is made readable.
+        text: Any text; `readable` is applied to it.
         width: The width of a line, in inches.
         lines: The largest number of lines.
-        size: The size of the font, in points.
-
-    Returns:
-        At most `lines` lines; the last one ends with an ellipsis if text was cut.
+        size: The font size, in points.
 
     Examples:
         >>> wrap("where is the nearest station, please?", 0.8, 2, 8)
@@ -158,11 +149,11 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
 
 
 def width_of(line: str, size: float) -> float:
-    """Measure a line of readable text in inches, by the factor `ROUNDING` too long.
+    """Return the width of a readable line in inches, multiplied by `ROUNDING`.
 
     Args:
-        line: A text that `readable` returned.
-        size: The size of the font, in points.
+        line: A result of `readable`.
+        size: The font size, in points.
     """
     if not line:
         return 0.0
@@ -173,15 +164,15 @@ def width_of(line: str, size: float) -> float:
 
 @functools.cache
 def font_families() -> tuple[str, ...]:
-    """The fonts of all figures: DejaVu Sans, then the fonts of this machine for other scripts."""
+    """Return the fonts of all figures: DejaVu Sans, then the installed fonts for other scripts."""
     installed = {font.name for font in fontManager.ttflist}
     return ("DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed))
 
 
 def _first_line(text: str, width: float, size: float) -> str:
-    """Return the beginning of a text that fills a line, up to a space if there is one."""
+    """Return the longest beginning of a text that fits a line, cut at a space if possible."""
     count = _largest_fit(lambda letters: text[:letters].rstrip(), min(len(text), MAX_LINE), width, size)
-    # A line has at least one letter, even a letter that is too wide, or the loop would never end.
+    # At least one letter, even if it is too wide; otherwise `wrap` would never end.
     count = max(1, count)
     space = text.rfind(" ", 0, count + 1)
     if count < len(text) and space > 0:
@@ -190,7 +181,7 @@ def _first_line(text: str, width: float, size: float) -> str:
 
 
 def _with_ellipsis(line: str, width: float, size: float) -> str:
-    """Return a line that ends with an ellipsis and fits."""
+    """Return a line with an ellipsis at its end, cut to fit the width."""
     while line and width_of(line + ELLIPSIS, size) > width:
         line = line[:-1]
     return line.rstrip() + ELLIPSIS
@@ -198,14 +189,14 @@ def _with_ellipsis(line: str, width: float, size: float) -> str:
 
 def _largest_fit(cut: Callable[[int], str], limit: int, width: float, size: float) -> int:
     """Return the largest number of letters, from 0 to `limit`, for which the text `cut(number)` fits the width."""
-    # Bisection needs few measurements, and each of them lays out the whole text.
+    # Each measurement lays out the whole text; bisection needs few of them.
     return bisect_left(range(1, limit + 1), True, key=lambda count: width_of(cut(count), size) > width)
 
 
 @functools.cache
 def _drawable_code_points() -> frozenset[int]:
-    """Code points that one of the fonts has."""
-    # No fallback is allowed: another font in place of a missing font would promise characters that are not drawn.
+    """Return the code points that any of the fonts has."""
+    # No fallback: matplotlib's replacement for a missing font has characters that would not be drawn.
     paths = [findfont(FontProperties(family=[name]), fallback_to_default=False) for name in font_families()]
     return frozenset(point for path in paths for point in get_font(path).get_charmap())
 
@@ -216,5 +207,5 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(line: str) -> str:
-    """Return a readable text with one character for each letter that is drawn."""
+    """Return a readable line with one character per drawn letter."""
     return line.replace(r"\$", "$")

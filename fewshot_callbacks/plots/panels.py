@@ -1,4 +1,4 @@
-"""Queries and what was retrieved for them, side by side, and images of any kind as pictures."""
+"""Panels of queries and their retrieved neighbours, and the conversion of network inputs to displayable images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,32 +26,32 @@ MAX_SIDE = 256  # pixels: more than a panel shows at 200 pixels per inch
 
 
 def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, longest: int = MAX_SIDE) -> Picture:
-    """Convert the input image of a network to a picture that can be shown.
+    """Return a network's input image as a displayable image: (height, width, 1 or 3), float32 in [0, 1].
 
-    One channel is shown in grey, two as the grey mean of both, three as red, green and blue, four as red, green, blue
-    and alpha on white; of more than four, the first three are shown. Integers between 0 and 255 are divided by 255.
-    Fractions between 0 and 1 are kept. Other values are stretched so that the smallest becomes black and the largest
-    white, or are all mid-grey if they are equal. NaN and infinity are mid-grey. A Pillow image is turned upright by its
-    Exif tag, and transparent parts are white.
+    - One channel is grey, and three channels are red, green and blue. Two channels are averaged to grey. Four channels are
+      red, green, blue and alpha, on white. If there are more channels, the first three are used.
+    - Integers between 0 and 255 are divided by 255, and floats between 0 and 1 are kept. Any other image is scaled so that
+      its smallest value is black and its largest value is white; if all its values are equal, they are mid-grey.
+    - NaN and infinity are mid-grey.
+    - A Pillow image is turned upright by its Exif tag, and its transparent pixels are white.
 
     Args:
-        image: A tensor (channels, height, width) or (height, width); an array (height, width) or (height, width,
-            channels), or with the channels first if no other axis can be the channels; or a Pillow image.
-        mean: Mean of the normalisation that is undone, one value or one per channel. The result is clipped to [0, 1],
-            or to [0, 255] if a mean is greater than 1.
-        std: Standard deviation of that normalisation, in the same form.
-        longest: A picture with a longer side is reduced, by averaging squares of pixels.
-
-    Returns:
-        (height, width, 1 or 3) float32 values in [0, 1].
+        image: A tensor (channels, height, width) or (height, width); an array (height, width), (height, width, channels) or
+            (channels, height, width), where the shape decides which axis is the channels; or a Pillow image.
+        mean: Mean of the normalisation to undo: one value, or one per channel. A mean greater than 1 means that the
+            original values were in [0, 255] instead of [0, 1]. The result is clipped to this range.
+        std: Standard deviation of the normalisation to undo: one value, or one per channel.
+        longest: Longest side in pixels. A larger image is reduced by averaging squares of pixels.
 
     Raises:
-        ValueError: If it is not an image, or `mean` or `std` has neither one value nor one per channel.
+        ValueError: The input is not an image, or `mean` or `std` has neither one value nor one per channel.
 
     Examples:
         >>> import torch
-        >>> to_picture(torch.full((1, 2, 2), 51, dtype=torch.uint8))[0, 0], to_picture(torch.rand(7, 8, 9)).shape
-        (array([0.2], dtype=float32), (8, 9, 3))
+        >>> to_picture(torch.full((1, 2, 2), 51, dtype=torch.uint8))[0, 0]  # 51 / 255
+        array([0.2], dtype=float32)
+        >>> to_picture(torch.rand(7, 8, 9)).shape
+        (8, 9, 3)
     """
     array = _channels_last(image)
     values = np.where(np.isfinite(array), array, np.nan)
@@ -74,7 +74,7 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Return the values of a tensor of any kind, or of anything that NumPy takes, as an array."""
+    """Return a tensor on any device and of any dtype, or anything that NumPy accepts, as an array."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     values = values.detach().cpu()
@@ -85,14 +85,14 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
-    """Return the values of an image; integers stay integers, all other numbers become float64."""
+    """Return the values of an image; integers keep their type, all other numbers become float64."""
     if isinstance(image, Image.Image):
         image = _prepared(image)
     array = as_array(image)
     if array.ndim not in (2, 3) or array.size == 0 or array.dtype.kind not in "biuf":
         raise InputError(
-            "An image needs the axes height and width, and optionally channels, and must hold numbers; this one has the "
-            f"shape {tuple(array.shape)} and the type {array.dtype}."
+            f"to_picture: the input has the shape {tuple(array.shape)} and the type {array.dtype}, so it is not an image. "
+            "Pass numbers with the axes height and width, and optionally channels."
         )
     if array.ndim == 2:
         array = array[..., None]
@@ -102,18 +102,18 @@ def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
 
 
 def _prepared(image: Image.Image) -> Image.Image:
-    """Return an upright, opaque picture in red, green and blue. Numbers of more than 8 bits are unchanged."""
+    """Return an upright, opaque image in red, green and blue; values with more than 8 bits are unchanged."""
     if not has_known_range(image) or image.mode.startswith("I;16"):
         return upright(image)
     opaque = as_seen(image)
-    # Otherwise numbers of a palette or of another colour space would be shown as red, green and blue.
+    # Otherwise palette indices or values of another colour space would be shown as red, green and blue.
     return opaque.convert("RGB") if opaque.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else opaque
 
 
 def _without_normalisation(
     values: Float[np.ndarray, "height width channels"], mean: Scale | None, std: Scale | None
 ) -> Float[np.ndarray, "height width channels"]:
-    """Return the values before the normalisation, so that 1 is white."""
+    """Return the values before the normalisation, scaled so that 1 is white."""
     channels = values.shape[-1]
     shift = _per_channel("mean", 0.0 if mean is None else mean, channels)
     scale = _per_channel("std", 1.0 if std is None else std, channels)
@@ -123,15 +123,18 @@ def _without_normalisation(
 
 
 def _per_channel(name: str, setting: Scale, channels: int) -> Float[np.ndarray, "values"]:
-    """Return a setting as one value for all channels or one for each; refuse another number of values."""
+    """Return a setting as one value, or as one value per channel."""
     values = np.asarray(setting, dtype=np.float64).reshape(-1)
     if len(values) not in (1, channels):
-        raise InputError(f"{name} has {len(values)} values for an image of {channels} channels.")
+        raise InputError(
+            f"to_picture: {name} has {len(values)} values, but the image has {channels} channels. Pass one value, or one "
+            "per channel."
+        )
     return values
 
 
 def _stretched(values: Float[np.ndarray, "height width channels"]) -> Float[np.ndarray, "height width channels"]:
-    """Return fractions between 0 and 1 as they are, and other values stretched to the range from 0 to 1."""
+    """Return values between 0 and 1 unchanged, and other values scaled to the range from 0 to 1."""
     finite = values[~np.isnan(values)]
     if not finite.size:
         return values
@@ -146,9 +149,9 @@ def _stretched(values: Float[np.ndarray, "height width channels"]) -> Float[np.n
 
 
 def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -> Float[np.ndarray, "..."]:
-    """Return the means of the smallest squares of pixels that make the longer side short enough.
+    """Return the image reduced by an integer factor, so that no side is longer than `longest`.
 
-    Pixels at the right and lower edge that do not fill a square are cut off.
+    Each value is the mean of a square of pixels. Pixels at the right and lower edge that do not fill a square are dropped.
     """
     height, width, channels = values.shape
     step = -(-max(height, width) // longest)  # rounded up
@@ -161,32 +164,32 @@ def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -
     return small
 
 
-MAX_COLUMNS = 6  # neighbours next to a query: pictures have 70 of 600 pixels
-# All positions and sizes of the panels are in inches, from the upper left corner of the figure: x to the right, y
-# downwards. So `left` is an x; `top`, `middle` and `below` are a y; and `corner` is the upper left corner of a box.
+MAX_COLUMNS = 6  # neighbours in a line: each image is 70 of 600 pixels wide
+# All positions and sizes of the panels are in inches, from the upper left corner of the figure: x points right, y points
+# down. `left` is an x; `top`, `middle` and `below` are a y; and `corner` is the upper left corner of a box.
 #
-# Distances around the figure, between two cells, and between two queries.
+# Margin of the figure, gap between two cells, and gap between two queries.
 EDGE = 0.1
 GAP = 0.1
 ROW_GAP = 0.16
-LINE = 0.155  # from one line of small text to the next
-MARGIN = 0.02  # below a picture or a line of text
+LINE = 0.155  # line height of small text
+MARGIN = 0.02  # below an image or a line of text
 TITLE_HEIGHT = 0.3
 HEADING = LINE + 0.07  # the line above a query, and the rule below it
-REMARK_SHARE = 0.6  # largest share of the width of a heading that its remark takes
-KEY_HEIGHT = 0.28  # the line that explains the frames
-KEY_LINE = 0.3  # a frame in this line, as a stroke
-KEY_GAP = 0.06  # from a stroke to its words
-KEY_SPACE = 0.25  # from the words to the next stroke
+REMARK_SHARE = 0.6  # largest width of a remark, as a fraction of its heading
+KEY_HEIGHT = 0.28  # height of the legend
+KEY_LINE = 0.3  # length of a stroke in the legend
+KEY_GAP = 0.06  # from a stroke to its text
+KEY_SPACE = 0.25  # from a text to the next stroke
 MAX_PICTURE = 1.3
-TEXT_PADDING = 0.05  # between the frame of a text that is drawn and its lines
-LINES_MARGIN = 0.08  # above and below all lines of such a text
-# Distances from below a picture: of the middle of its label, and of the upper edge and the middle of the badge under that.
+TEXT_PADDING = 0.05  # between the frame and the lines of an item that is a text
+LINES_MARGIN = 0.08  # above and below these lines
+# Distances from the bottom of an image to the middle of its label, and to the top and the middle of its badge.
 LABEL_MIDDLE = 0.6 * LINE
 BADGE_TOP = 1.12 * LINE
 BADGE_MIDDLE = 1.58 * LINE
 BADGE_HEIGHT = 0.9 * LINE
-BADGE_PADDING = 0.03  # on the left and on the right of the words in a badge
+BADGE_PADDING = 0.03  # to the left and right of the text in a badge
 BADGE_GAP = 0.04  # from a badge to the score
 SCREEN_RESOLUTION = 100  # pixels per inch
 BADGE_TEXT = style.SMALL - 1  # points
@@ -195,7 +198,7 @@ Dashes = Literal["-"] | tuple[float, Sequence[float]]
 
 
 class Look(NamedTuple):
-    """How a relevant or an irrelevant neighbour looks."""
+    """The style of relevant or of irrelevant neighbours."""
 
     colour: str
     dashes: Dashes
@@ -209,11 +212,11 @@ IRRELEVANT_LOOK = Look(style.IRRELEVANT, (0, (3, 1.5)), "✕", "not relevant")
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A query or a gallery item, as it is shown.
+    """A query or a gallery item in a panel.
 
     Attributes:
-        picture: What `to_picture` returned, (height, width, 1 or 3) between 0 and 1; a text, which is drawn as text; or
-            None if there is nothing to show.
+        picture: A result of `to_picture`, (height, width, 1 or 3) in [0, 1]; a text, which is drawn as text; or None if
+            there is nothing to show.
         label: The name of its class.
     """
 
@@ -223,14 +226,13 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Neighbour:
-    """An item that was retrieved.
+    """A retrieved item.
 
     Attributes:
         item: The item.
-        score: Its score; larger is closer.
-        relevant: Whether it is relevant to the query.
-        tied: Whether another candidate, shown or not, has the same score. Ties between shown neighbours are also found
-            without it.
+        score: The score; a larger score is closer.
+        relevant: Whether the item is relevant to the query.
+        tied: Whether any candidate has the same score, shown or not. Ties between shown neighbours are marked without it.
     """
 
     item: Item
@@ -241,12 +243,12 @@ class Neighbour:
 
 @dataclass(frozen=True, eq=False)
 class PanelRow:
-    """A query with its shown neighbours, the closest first.
+    """A query with its neighbours.
 
     Attributes:
         query: The query.
-        neighbours: The first neighbours.
-        remark: A text on the query, at the right end of its heading, such as "AP 0.31, first hit at rank 4".
+        neighbours: The neighbours to show, the closest first.
+        remark: A text at the right end of the heading, such as "AP 0.31, first hit at rank 4".
     """
 
     query: Item
@@ -256,21 +258,18 @@ class PanelRow:
 
 @in_house_style
 def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
-    """Show queries, each with its first neighbours to the right of it, the closest first.
+    """Return a figure of queries with their neighbours to the right, the closest first; it is 6 inches wide.
 
-    A relevant neighbour has a solid frame and a check mark, an irrelevant one a dashed frame in another colour and a
-    cross. Next to the mark are its rank and its score, and "tie" if another candidate has the same score. More than six
+    A relevant neighbour has a solid frame and a check mark. An irrelevant neighbour has a dashed frame in another colour and
+    a cross. The rank and the score are next to the mark, with "tie" if another candidate has the same score. More than six
     neighbours take several lines.
 
     Args:
-        rows: The queries, from top to bottom.
-        title: A line above all rows.
-
-    Returns:
-        A figure of 6 inches in width, as high as its rows.
+        rows: The queries with their neighbours, from top to bottom.
+        title: Title of the figure.
 
     Raises:
-        ValueError: If there are no rows.
+        ValueError: There are no rows.
 
     Examples:
         >>> cat = Item("a cat on a mat", "cat")
@@ -279,7 +278,7 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
         [6.0, 2.32]
     """
     if not rows:
-        raise InputError("There is no query to show. Pass at least one row.")
+        raise InputError("retrieval_panels: there is no query to show. Pass at least one row.")
     grid = _Grid.of(max(len(row.neighbours) for row in rows))
     first_row = EDGE + (TITLE_HEIGHT if title else 0.0)
     height = first_row + len(rows) * grid.row - ROW_GAP + KEY_HEIGHT
@@ -298,42 +297,42 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Where the cells of a row are, in inches: the query on the left, its neighbours in lines on its right."""
+    """The layout of a row, in inches: the query on the left, its neighbours in lines on the right."""
 
     columns: int
     lines: int
 
     @classmethod
     def of(cls, neighbours: int) -> "_Grid":
-        """Return a grid for this number of neighbours, in lines of equal length."""
+        """Return a grid for this number of neighbours, in lines of nearly equal length."""
         lines = max(1, -(-neighbours // MAX_COLUMNS))  # rounded up
         columns = max(1, -(-neighbours // lines))
         return cls(columns, lines)
 
     @property
     def size(self) -> float:
-        """The height and width of a picture."""
-        # There is a gap before each neighbour, and two more between the query and its neighbours.
+        """The height and width of an image."""
+        # A gap before each neighbour, and two more gaps between the query and its neighbours.
         gaps = (self.columns + 2) * GAP
         return min((style.WIDTH - 2 * EDGE - gaps) / (self.columns + 1), MAX_PICTURE)
 
     @property
     def cell(self) -> float:
-        """The height of a picture and of the two lines below it."""
+        """The height of an image with the two lines below it."""
         return self.size + 2 * LINE + GAP
 
     @property
     def row(self) -> float:
-        """The height of a query with its neighbours, of the line above, and of the gap to the next query."""
+        """The height of a heading, a query with its neighbours, and the gap to the next query."""
         return HEADING + self.lines * self.cell + ROW_GAP
 
     def left(self, column: int) -> float:
-        """The left edge of a neighbour's picture."""
+        """Return the left edge of a neighbour's image."""
         return EDGE + self.size + 3 * GAP + column * (self.size + GAP)
 
 
 def _draw_row(axes: Axes, row: PanelRow, grid: _Grid, top: float) -> None:
-    """Draw a query and its neighbours below a line that names the query."""
+    """Draw a heading, and a query with its neighbours below."""
     _draw_heading(axes, row, top)
     top += HEADING
     _draw_picture(axes, row.query, EDGE, top, grid.size)
@@ -348,7 +347,7 @@ def _draw_row(axes: Axes, row: PanelRow, grid: _Grid, top: float) -> None:
 
 
 def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
-    """Draw the name of the query, the remark at the right end of the line, and a rule below."""
+    """Draw the query's label on the left, the remark on the right, and a rule below."""
     width = style.WIDTH - 2 * EDGE
     right = style.WIDTH - EDGE
     middle = top + LINE / 2
@@ -363,7 +362,7 @@ def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
 def _draw_neighbour(
     axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, size: float
 ) -> None:
-    """Draw the picture of a neighbour; below it its label, and a coloured badge with its rank next to its score."""
+    """Draw a neighbour: its image, its label below, and a coloured badge with its rank next to its score."""
     look = RELEVANT_LOOK if neighbour.relevant else IRRELEVANT_LOOK
     _draw_picture(axes, neighbour.item, left, top, size)
     _draw_frame(axes, left, top, size, look.colour, look.dashes)
@@ -381,7 +380,7 @@ def _draw_neighbour(
 
 
 def _draw_picture(axes: Axes, item: Item, left: float, top: float, size: float) -> None:
-    """Draw an item inside a square: its text, its image, or the words "no image"."""
+    """Draw an item in a square: its text, its image, or the words "no image"."""
     if isinstance(item.picture, str):
         line_height = 1.25 * ITEM_TEXT / 72
         lines = wrap(item.picture, size - 2 * TEXT_PADDING, int((size - LINES_MARGIN) / line_height), ITEM_TEXT)
@@ -395,13 +394,13 @@ def _draw_picture(axes: Axes, item: Item, left: float, top: float, size: float) 
 
 
 def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, size: float) -> None:
-    """Draw an image around a point, as large as a square of this side allows."""
+    """Draw an image centred at a point, with its longer side equal to `size`."""
     height, width = image.shape[:2]
     longer = max(height, width)
     half_width = size * width / longer / 2
     half_height = size * height / longer / 2
     left, right, bottom, top = axes.axis()
-    # Smoothing would blur an image with fewer pixels than its place on the screen.
+    # Smoothing would blur an image that has fewer pixels than its place on the screen.
     smoothing: Literal["nearest", "auto"] = "nearest" if longer < SCREEN_RESOLUTION * size else "auto"
     axes.imshow(
         np.broadcast_to(image, (height, width, 3)),
@@ -411,7 +410,7 @@ def _draw_image(axes: Axes, image: np.ndarray, x: float, y: float, size: float) 
         vmin=0,
         vmax=1,
     )
-    axes.set(xlim=(left, right), ylim=(bottom, top))  # imshow has changed the limits to the image
+    axes.set(xlim=(left, right), ylim=(bottom, top))  # imshow sets the limits to the image
 
 
 def _draw_frame(axes: Axes, left: float, top: float, size: float, colour: str, dashes: Dashes) -> None:
@@ -419,7 +418,7 @@ def _draw_frame(axes: Axes, left: float, top: float, size: float, colour: str, d
 
 
 def _explain_frames(axes: Axes, y: float) -> None:
-    """Draw a line with both kinds of frames and what they mean."""
+    """Draw the legend of both kinds of frames."""
     left = EDGE
     for look in (RELEVANT_LOOK, IRRELEVANT_LOOK):
         axes.add_line(Line2D([left, left + KEY_LINE], [y, y], color=look.colour, linestyle=look.dashes, linewidth=1.8))
@@ -429,12 +428,12 @@ def _explain_frames(axes: Axes, y: float) -> None:
 
 
 def _write(axes: Axes, x: float, y: float, line: str, size: float = style.SMALL, **settings: Any) -> None:
-    """Write a line of readable text, by default from the point to the right, with its middle at the height of the point."""
+    """Write a readable line; by default it starts at x and its vertical middle is y."""
     axes.text(x, y, line, fontsize=size, **{"va": "center", **settings})
 
 
 def score_text(score: float) -> str:
-    """Write a score in few characters.
+    """Return a score in few characters.
 
     Examples:
         >>> score_text(0.91234), score_text(-123.456), score_text(2.5e7)

@@ -1,4 +1,4 @@
-"""Figures of one evaluation: scores of pairs, curves with operating points, recall@k, weak and confused classes."""
+"""Figures of one evaluation: score histograms, curves with operating points, recall@k, weak and confused classes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,40 +21,40 @@ from fewshot_callbacks.plots.panels import score_text
 from fewshot_callbacks.plots.style import in_house_style, new_figure
 from fewshot_callbacks.system.words import counted, verb
 
-HEIGHT = 3.6  # inches of a figure without its legend
+HEIGHT = 3.6  # inches, without the legend
 LEGEND_LINE = 0.18  # inches
-# Inches of a label below bars. Names on the left of the bars, or numbers on their right, shift it from the middle of the
-# figure by less than a tenth of its width.
+# Largest width of the label below bars, in inches. The names to the left of the bars, or the numbers to their right, shift
+# the label from the middle of the figure by less than a tenth of the figure's width.
 BAR_LABEL_WIDTH = 0.8 * style.WIDTH
-MAX_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
-# Diameters of points, in points. A value that no line leads to must be seen between curves.
+MAX_TICKS = 9  # four-digit numbers do not touch each other on a five-inch axis
+# Diameters in points. A lone value has no line, so its larger point makes it visible among curves.
 CURVE_POINT = 5
 LONE_POINT = 9
-MAX_BINS = 100  # a bin is five pixels wide in a figure of 600
-# Room for the densities above the highest bin and below the lowest one, on a logarithmic scale.
+MAX_BINS = 100  # a bin is five pixels wide in a figure of 600 pixels
+# Room above the highest and below the lowest density, as a factor on the logarithmic axis.
 DENSITY_MARGIN = 2
-# A logarithmic scale of densities ends this far below the highest one.
+# The lowest density on a logarithmic axis, relative to the highest density.
 LOWEST_DENSITY = 1e-7
-# Colours and dashes of operating points, from the first to the last.
+# Colours and dashes of operating points, in order.
 MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
     (style.BLACK, "--"),
     (style.ORANGE, ":"),
     (style.SKY_BLUE, "-."),
     (style.PURPLE, (0, (5, 1, 1, 1, 1, 1))),
 )
-# Rates that an axis of error rates may show.
+# Possible ticks on an axis of error rates.
 RATES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An operating point on a figure; the same index in the list has the same colour and mark in every figure.
+    """An operating point in a figure; the position in the list of marks determines its colour and marker.
 
     Attributes:
         name: A name such as "best F1" or "precision 0.95".
-        threshold: Lowest score at which a pair is accepted; not drawn if it is NaN or infinite.
-        x: Its recall, or its false match rate.
-        y: Its precision, or its false non-match rate.
+        threshold: Lowest score of accepted pairs; a threshold that is NaN or infinite is not drawn.
+        x: The recall, or the false match rate.
+        y: The precision, or the false non-match rate.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """A class and the mean of a metric over its queries."""
+    """A class, the mean of a metric over its queries, and the number of its queries."""
 
     name: str
     value: float
@@ -74,7 +74,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Confusion:
-    """The number of items of another class that were retrieved for the queries of a class."""
+    """A query class, another class that was retrieved for its queries, and the number of items retrieved from it."""
 
     query: str
     retrieved: str
@@ -83,19 +83,16 @@ class Confusion:
 
 @in_house_style
 def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str = "", *, log: bool = True) -> Figure:
-    """Draw the distributions of the scores of relevant and of irrelevant pairs, each with an area of one.
+    """Return a figure of the score distributions of relevant and irrelevant pairs, each with area 1; 6 inches wide.
 
     Args:
-        counts: The bins; neighbouring ones are merged where there are more than a hundred.
-        marks: Thresholds, as vertical lines.
-        title: A line above the figure.
-        log: Whether densities are on a logarithmic scale, on which tails can be seen.
+        counts: Pairs per bin of scores; neighbouring bins are merged to at most about 100 bins.
+        marks: Thresholds, drawn as vertical lines.
+        title: Title of the figure.
+        log: Whether the density axis is logarithmic, so that the tails are visible.
 
     Raises:
-        ValueError: If there is no pair, or the edges do not fit the bins or do not ascend.
-
-    Returns:
-        A figure of 6 inches in width.
+        ValueError: There are no pairs, the number of edges does not match the bins, or the edges do not ascend.
 
     Examples:
         >>> counts = PairCounts(np.array([0.5]), np.array([3]), np.array([2]), 4, 20,
@@ -104,7 +101,7 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
         6.0
     """
     histograms = _merged_bins(counts)
-    figure, axes = _new_plot(title, "score of a pair", "density", 2 + len(marks))
+    figure, axes = _new_plot(title, "pair score", "density", 2 + len(marks))
     irrelevant_label = f"irrelevant pairs ({counts.irrelevant:,})"
     _draw_density(axes, histograms.irrelevant, histograms.edges, irrelevant_label, style.IRRELEVANT, "--")
     relevant_label = f"relevant pairs ({counts.relevant:,})"
@@ -130,21 +127,18 @@ def precision_recall_curve(
     area: float | None = None,
     chance: float | None = None,
 ) -> Figure:
-    """Draw pooled precision over pooled recall, with the operating points that were chosen.
+    """Return a figure of the precision-recall curve over all pairs, with operating points; 6 inches wide.
 
     Args:
         recall: Recall at each threshold, in any order.
         precision: Precision at the same thresholds; NaN is left out.
-        marks: Operating points, x is recall and y precision.
-        title: A line above the figure.
-        area: The area under the curve, shown in the legend.
-        chance: The share of relevant pairs among all, the precision of a random order, drawn as a line.
+        marks: Operating points; x is the recall and y is the precision.
+        title: Title of the figure.
+        area: The area under the curve, for the legend.
+        chance: Fraction of relevant pairs, which is the precision of a random ranking; drawn as a line.
 
     Raises:
-        ValueError: If there is no threshold.
-
-    Returns:
-        A figure of 6 inches in width.
+        ValueError: No threshold has a precision and a recall.
 
     Examples:
         >>> figure = precision_recall_curve(np.array([0.5, 1.0]), np.array([1.0, 0.8]), [Mark("best F1", 0.4, 1.0, 0.8)])
@@ -153,19 +147,21 @@ def precision_recall_curve(
     """
     finite = np.isfinite(recall) & np.isfinite(precision)
     if not finite.any():
-        raise InputError("There is no threshold with a precision and a recall to draw.")
+        raise InputError(
+            "precision_recall_curve: there is no threshold to draw. Pass at least one finite precision and recall."
+        )
     recall = recall[finite]
     precision = precision[finite]
-    # The highest precision of a recall comes first, or the line would go up and down in place.
+    # Points with the same recall are sorted by precision, so that the line does not go up and down.
     order = np.lexsort((-precision, recall))
     legend_entries = 1 + len(marks)
     if chance is not None:
         legend_entries += 1
-    figure, axes = _new_plot(title, "recall of all pairs", "precision of all pairs", legend_entries)
-    label = "all thresholds" if area is None else f"all thresholds, area {area:.4f}"
+    figure, axes = _new_plot(title, "recall over all pairs", "precision over all pairs", legend_entries)
+    label = "all thresholds" if area is None else f"all thresholds, area under the curve {area:.4f}"
     axes.plot(recall[order], precision[order], color=style.BLUE, label=label)
     if chance is not None:
-        axes.axhline(chance, color=style.GREY, linestyle=":", linewidth=1.0, label=f"random order: {chance:.3g}")
+        axes.axhline(chance, color=style.GREY, linestyle=":", linewidth=1.0, label=f"random ranking: {chance:.3g}")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
     for number, mark in enumerate(marks):
         _draw_point(axes, mark, number, (mark.x, mark.y), "recall {x:.3g}, precision {y:.3g}")
@@ -180,22 +176,20 @@ def error_tradeoff_curve(
     marks: Sequence[Mark] = (),
     title: str = "",
 ) -> Figure:
-    """Draw the detection error trade-off: rejected relevant pairs over accepted irrelevant ones, on normal deviates.
+    """Return a figure of the detection error trade-off (DET) curve on normal deviate axes, 6 inches wide.
 
-    Where the scores of both kinds of pairs are normally distributed, the curve is a straight line. Rates of 0 and 1 are
-    infinitely far away and are left out (Martin et al., The DET curve in assessment of detection task performance, 1997).
+    The curve shows the false non-match rate against the false match rate. If the scores of both kinds of pairs are normally
+    distributed, it is a straight line. Rates of 0 and 1 are infinitely far away on these axes, so they are left out (Martin
+    et al., The DET curve in assessment of detection task performance, 1997).
 
     Args:
-        false_match_rate: Accepted share of the irrelevant pairs at each threshold; any order.
-        false_non_match_rate: Rejected share of the relevant pairs at the same thresholds.
-        marks: Operating points, x is the false match rate and y the false non-match rate.
-        title: A line above the figure.
+        false_match_rate: Fraction of irrelevant pairs that are accepted at each threshold, in any order.
+        false_non_match_rate: Fraction of relevant pairs that are rejected at the same thresholds.
+        marks: Operating points; x is the false match rate and y is the false non-match rate.
+        title: Title of the figure.
 
     Raises:
-        ValueError: If there is no threshold.
-
-    Returns:
-        A figure of 6 inches in width.
+        ValueError: There are no thresholds.
 
     Examples:
         >>> figure = error_tradeoff_curve(np.array([0.001, 0.01, 0.1]), np.array([0.4, 0.2, 0.05]))
@@ -203,7 +197,9 @@ def error_tradeoff_curve(
         6.0
     """
     if not len(false_match_rate):
-        raise InputError("There is no threshold with error rates to draw.")
+        raise InputError(
+            "error_tradeoff_curve: there is no threshold to draw. Pass the error rates of at least one threshold."
+        )
     has_match_deviate = (false_match_rate > 0) & (false_match_rate < 1)
     has_non_match_deviate = (false_non_match_rate > 0) & (false_non_match_rate < 1)
     drawable = has_match_deviate & has_non_match_deviate
@@ -212,8 +208,8 @@ def error_tradeoff_curve(
     order = np.lexsort((-false_non_match_rate, false_match_rate))
     figure, axes = _new_plot(
         title,
-        "false match rate: accepted irrelevant pairs",
-        "false non-match rate:\nrejected relevant pairs",
+        "false match rate (accepted irrelevant pairs)",
+        "false non-match rate\n(rejected relevant pairs)",
         2 + len(marks),
     )
     x = ndtri(false_match_rate[order])
@@ -237,19 +233,16 @@ def error_tradeoff_curve(
 
 @in_house_style
 def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = "") -> Figure:
-    """Draw recall@k over k, on a logarithmic scale where k grows more than tenfold.
+    """Return a figure of recall@k against k, 6 inches wide; the k axis is logarithmic if k grows more than tenfold.
 
-    A single value is a large point. Where no name has two values, a line below says how to get a curve.
+    A single value is drawn as a large point. If no series has two values, the axis label explains how to get a curve.
 
     Args:
         series: Name of a curve -> k -> recall@k, such as {"recall@k": report.at("recall@{k}")}; NaN is left out.
-        title: A line above the figure.
+        title: Title of the figure.
 
     Raises:
-        ValueError: If there is no value.
-
-    Returns:
-        A figure of 6 inches in width.
+        ValueError: There are no finite values.
 
     Examples:
         >>> float(recall_at_k_curve({"recall@k": {1: 0.6, 5: 0.8, 10: 0.9}}).get_figwidth())
@@ -257,10 +250,10 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     """
     curves = _finite_values(series)
     if not curves:
-        raise InputError("There is no recall@k to draw.")
-    x_label = "k, the number of neighbours looked at"
+        raise InputError("recall_at_k_curve: there are no values to draw. Pass at least one finite recall@k.")
+    x_label = "k (number of nearest neighbours)"
     if all(len(recalls) == 1 for recalls in curves.values()):
-        x_label += "\nA curve needs several k: metrics=('recall@1', 'recall@5', 'recall@10')."
+        x_label += "\nFor a curve, pass several k: metrics=('recall@1', 'recall@5', 'recall@10')."
     figure, axes = _new_plot(title, x_label, "recall@k", len(curves))
     all_ks = sorted({k for recalls in curves.values() for k in recalls})
     if all_ks[-1] > 10 * all_ks[0]:
@@ -271,7 +264,7 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     for number, (name, recalls) in enumerate(curves.items()):
         _draw_recalls(axes, name, recalls, number)
     lowest = min(min(recalls.values()) for recalls in curves.values())
-    # High curves are drawn large: the axis then begins a little below the lowest value.
+    # If all values are high, the axis begins a little below the lowest value, so that differences are visible.
     bottom = lowest - 0.1 * (1.05 - lowest) if lowest >= 0.5 else -0.02
     axes.set_ylim(bottom, 1.02)
     _draw_legend(figure)
@@ -287,20 +280,17 @@ def weakest_classes(
     overall: float | None = None,
     most: int = 15,
 ) -> Figure:
-    """Draw the classes with the lowest values as horizontal bars, the weakest at the top.
+    """Return a bar chart of the classes with the lowest values, the lowest at the top; 6 inches wide.
 
     Args:
-        classes: All classes, in any order; those whose value is NaN are left out.
-        title: A line above the figure.
-        metric: Name of the values, which lie in [0, 1]; shortened if the label of the axis is too long.
-        overall: The mean over all classes, drawn as a line.
+        classes: All classes, in any order; classes with the value NaN are left out.
+        title: Title of the figure.
+        metric: Name of the values, which are in [0, 1]; it is shortened if the axis label is too long.
+        overall: The mean over all queries, drawn as a line.
         most: Largest number of bars.
 
     Raises:
-        ValueError: If no class has a value.
-
-    Returns:
-        A figure of 6 inches in width.
+        ValueError: No class has a finite value.
 
     Examples:
         >>> figure = weakest_classes([ClassScore("owl", 0.9, 12), ClassScore("heron", 0.3, 8)], overall=0.66)
@@ -309,14 +299,14 @@ def weakest_classes(
     """
     with_value = [score for score in classes if math.isfinite(score.value)]
     if not with_value:
-        raise InputError("There is no class with a value to draw.")
+        raise InputError("weakest_classes: there are no values to draw. Pass at least one class with a finite value.")
     weakest = sorted(with_value, key=lambda score: (score.value, score.name))[:most]
     names = [shorten(score.name, 0.3 * style.WIDTH, style.SMALL) for score in weakest]
     values = [score.value for score in weakest]
     descriptions = [
         f"{score.value:.2f}, {score.queries:,} {'query' if score.queries == 1 else 'queries'}" for score in weakest
     ]
-    counts = f" of the {len(weakest)} weakest of {len(with_value)} classes"
+    counts = f", lowest {len(weakest)} of {len(with_value)} classes"
     metric_width = BAR_LABEL_WIDTH - width_of(counts, style.TEXT)
     x_label = shorten(metric, metric_width, style.TEXT) + counts
     figure, axes = _draw_bars(names, values, descriptions, title, x_label)
@@ -330,25 +320,22 @@ def weakest_classes(
 
 @in_house_style
 def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: int = 15) -> Figure:
-    """Draw the pairs of classes that are confused most often as horizontal bars, the most frequent at the top.
+    """Return a bar chart of the most frequently confused pairs of classes, the most frequent at the top; 6 inches wide.
 
     Args:
-        confusions: Pairs in any order.
-        title: A line above the figure.
+        confusions: Pairs of classes, in any order.
+        title: Title of the figure.
         most: Largest number of bars.
 
     Raises:
-        ValueError: If there is no pair.
-
-    Returns:
-        A figure of 6 inches in width.
+        ValueError: There are no pairs.
 
     Examples:
         >>> float(confused_classes([Confusion("owl", "heron", 5), Confusion("heron", "owl", 2)]).get_figwidth())
         6.0
     """
     if not confusions:
-        raise InputError("There is no confused pair of classes to draw.")
+        raise InputError("confused_classes: there is no pair of classes to draw. Pass at least one.")
     most_frequent = sorted(confusions, key=lambda pair: (-pair.count, pair.query, pair.retrieved))[:most]
     name_width = 0.19 * style.WIDTH
     names = [
@@ -357,20 +344,16 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
     ]
     counts = [pair.count for pair in most_frequent]
     descriptions = [f"{count:,}" for count in counts]
-    figure, axes = _draw_bars(names, counts, descriptions, title, "irrelevant items retrieved")
+    figure, axes = _draw_bars(names, counts, descriptions, title, "retrieved irrelevant items")
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
     figure.supxlabel(
-        "class of the query → class of the item retrieved", x=0.02, ha="left", fontsize=style.SMALL, color=style.GREY
+        "query class → class of the retrieved item", x=0.02, ha="left", fontsize=style.SMALL, color=style.GREY
     )
     return figure
 
 
 def operating_marks(report: RetrievalReport) -> tuple[list[Mark], list[Mark]]:
-    """List the operating points of a report twice: by recall and precision, and by both error rates.
-
-    Returns:
-        The points for `precision_recall_curve`, and the same points for `error_tradeoff_curve`.
-    """
+    """Return a report's operating points for `precision_recall_curve`, and the same points for `error_tradeoff_curve`."""
     counts = report.pair_counts
     pooled = {f"decision, F1 {report.decision.f1:.3g}": report.decision}
     for precision, point in report.at_precision.items():
@@ -395,7 +378,7 @@ def operating_marks(report: RetrievalReport) -> tuple[list[Mark], list[Mark]]:
 
 
 def _new_plot(title: str, x_label: str, y_label: str, legend_entries: int) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes, and with room for a legend of so many lines below them."""
+    """Return a figure with one pair of axes, and with room below for a legend of `legend_entries` lines."""
     figure = new_figure(HEIGHT + LEGEND_LINE * legend_entries)
     style.entitle(figure, title)
     axes = figure.add_subplot()
@@ -408,7 +391,7 @@ def _draw_legend(figure: Figure) -> None:
 
 
 class _Histograms(NamedTuple):
-    """Numbers of pairs in common bins."""
+    """Numbers of relevant and irrelevant pairs in the same bins."""
 
     edges: Float[np.ndarray, "edges"]
     relevant: Int[np.ndarray, "bins"]
@@ -416,19 +399,19 @@ class _Histograms(NamedTuple):
 
 
 def _merged_bins(counts: PairCounts) -> _Histograms:
-    """Return the histograms without empty or infinite bins at the ends, in at most about a hundred bins."""
+    """Return the histograms without empty or infinite bins at the ends, merged to at most about `MAX_BINS` bins."""
     edges = np.asarray(counts.edges, dtype=np.float64)
     pairs = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)  # (kinds, bins)
     bins = pairs.shape[1]
     if bins != len(edges) - 1 or not (np.diff(edges) > 0).all():
         raise InputError(
-            f"{counted(bins, 'bin')} {verb(bins, 'needs', 'need')} {bins + 1} ascending edges; there "
-            f"{verb(len(edges), 'is', 'are')} {len(edges)}."
+            f"score_histograms: {counted(bins, 'bin')} {verb(bins, 'needs', 'need')} {bins + 1} ascending edges, but there "
+            f"{verb(len(edges), 'is', 'are')} {len(edges)}, or they do not ascend. Pass the PairCounts of a report."
         )
     is_finite = np.isfinite(edges[:-1]) & np.isfinite(edges[1:])
     filled = np.flatnonzero(pairs.any(0) & is_finite)
     if not len(filled):
-        raise InputError("There is no pair in any bin of finite width.")
+        raise InputError("score_histograms: no bin of finite width contains a pair. Pass counts of at least one pair.")
     first = filled[0]
     last = filled[-1]
     pairs = pairs[:, first : last + 1]
@@ -447,14 +430,14 @@ def _draw_density(
     colour: str,
     dashes: LineStyleType,
 ) -> None:
-    """Draw a histogram of area one, as an outline and a pale area."""
+    """Draw a histogram with area 1, as an outline and a pale fill."""
     density = pairs / max(pairs.sum(), 1) / np.diff(edges)
     axes.stairs(density, edges, color=colour, alpha=0.18, fill=True, linewidth=0)
     axes.stairs(density, edges, color=colour, linestyle=dashes, linewidth=1.5, label=label, baseline=None)
 
 
 def _density_limits(histograms: _Histograms) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis of densities."""
+    """Return the limits of a logarithmic density axis."""
     shares = [pairs[pairs > 0] / pairs.sum() for pairs in (histograms.relevant, histograms.irrelevant) if pairs.sum()]
     lowest = min(share.min() for share in shares)
     highest = max(share.max() for share in shares)
@@ -468,7 +451,7 @@ def _draw_threshold(axes: Axes, mark: Mark, number: int) -> None:
     colour, dashes = MARK_STYLES[number % len(MARK_STYLES)]
     low, high = axes.get_xlim()
     is_inside = bool(low <= mark.threshold <= high)
-    # A line at NaN shows nothing, but it has its line of the legend.
+    # A line at NaN is invisible, but it has an entry in the legend.
     x = mark.threshold if is_inside else math.nan
     axes.axvline(x, color=colour, linestyle=dashes, linewidth=1.3, label=_mark_label(mark, "", is_inside=is_inside))
     axes.plot(x, 0.96, style.MARKERS[number % len(style.MARKERS)], color=colour, transform=axes.get_xaxis_transform())
@@ -480,16 +463,16 @@ def _draw_point(axes: Axes, mark: Mark, number: int, point: tuple[float, float],
     Args:
         axes: The axes, with their final limits.
         mark: The operating point.
-        number: Its index among all operating points, which chooses its colour and marker.
-        point: Its coordinates on the axes.
-        words: What the legend says of it, a format of `x` and `y`.
+        number: The index of the operating point, which determines its colour and marker.
+        point: The coordinates on the axes.
+        words: Format string of `x` and `y` for the legend.
     """
     x, y = point
     left, right = axes.get_xlim()
     bottom, top = axes.get_ylim()
     is_inside = bool(left <= x <= right and bottom <= y <= top)
     if not is_inside:
-        # A point at NaN shows nothing, but it has its line of the legend.
+        # A point at NaN is invisible, but it has an entry in the legend.
         x = y = math.nan
     coordinates = f", {words.format(x=mark.x, y=mark.y)}" if math.isfinite(mark.x + mark.y) else ""
     colour, _ = MARK_STYLES[number % len(MARK_STYLES)]
@@ -508,17 +491,17 @@ def _draw_point(axes: Axes, mark: Mark, number: int, point: tuple[float, float],
 
 def _mark_label(mark: Mark, coordinates: str, *, is_inside: bool) -> str:
     threshold = f"threshold {score_text(mark.threshold)}" if math.isfinite(mark.threshold) else "no threshold"
-    place = "" if is_inside else ", outside"
+    place = "" if is_inside else ", outside the figure"
     return _legend_label(f"{readable(mark.name)}: {threshold}{coordinates}{place}")
 
 
 def _legend_label(line: str) -> str:
-    """Shorten a readable text to a line of the legend."""
+    """Return a readable line, shortened to the width of the legend."""
     return shorten_readable(line, style.WIDTH - 0.8, style.SMALL)
 
 
 def _finite_values(series: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:
-    """Return the curves without NaN, and without curves of nothing but NaN."""
+    """Return the finite values of each curve; curves without a finite value are left out."""
     curves = {}
     for name, recalls in series.items():
         finite = {k: recall for k, recall in recalls.items() if math.isfinite(recall)}
@@ -528,7 +511,7 @@ def _finite_values(series: Mapping[str, Mapping[int, float]]) -> dict[str, dict[
 
 
 def _draw_recalls(axes: Axes, name: str, recalls: Mapping[int, float], number: int) -> None:
-    """Draw one curve of recall@k; its legend names the first and the last value."""
+    """Draw one curve of recall@k; its legend contains the first and the last value."""
     ks = sorted(recalls)
     label = f"{readable(name)}: {recalls[ks[0]]:.3f} at {ks[0]}"
     if len(ks) > 1:
@@ -544,7 +527,7 @@ def _draw_recalls(axes: Axes, name: str, recalls: Mapping[int, float], number: i
 
 
 class _DeviateScale(NamedTuple):
-    """An axis of normal deviates whose ticks are named by the rates."""
+    """An axis of normal deviates, with rates as tick labels."""
 
     low: float
     high: float
@@ -553,7 +536,7 @@ class _DeviateScale(NamedTuple):
 
 
 def _deviate_scale(rates: Float[np.ndarray, "thresholds"]) -> _DeviateScale:
-    """Choose an axis for rates in (0, 1), with ticks at round rates that are far enough from each other."""
+    """Return an axis for rates in (0, 1), with ticks at round rates that do not overlap."""
     lowest = rates.min() if len(rates) else 0.01
     highest = rates.max() if len(rates) else 0.5
     below = max((rate for rate in RATES if rate <= lowest), default=RATES[0])
@@ -574,24 +557,24 @@ def _deviate_scale(rates: Float[np.ndarray, "thresholds"]) -> _DeviateScale:
 
 
 def _rate_text(rate: float) -> str:
-    """Write one of `RATES`: as a number, or as a power of ten."""
+    """Return one of `RATES` as a number or as a power of ten."""
     if rate >= 1e-3:
         return f"{rate:g}"
     return "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(-math.log10(rate))]
 
 
 def _draw_equal_rates(axes: Axes, x_scale: _DeviateScale, y_scale: _DeviateScale) -> None:
-    """Draw the diagonal on which both error rates are equal, where it crosses the axes."""
+    """Draw the diagonal of equal error rates, if it is inside the axes."""
     low = max(x_scale.low, y_scale.low)
     high = min(x_scale.high, y_scale.high)
     if low < high:
-        axes.plot([low, high], [low, high], color=style.GREY, linestyle=":", linewidth=1.0, label="both rates equal")
+        axes.plot([low, high], [low, high], color=style.GREY, linestyle=":", linewidth=1.0, label="equal error rates")
 
 
 def _draw_bars(
     names: Sequence[str], values: Sequence[float], descriptions: Sequence[str], title: str, x_label: str
 ) -> tuple[Figure, Axes]:
-    """Draw horizontal bars from above, each with a name on its left and a description on the right of all bars."""
+    """Return a figure of horizontal bars from top to bottom, with names on the left and descriptions on the right."""
     figure, axes = _new_plot(title, x_label, "", 0)
     figure.set_figheight(1.2 + 0.22 * len(names))
     rows = range(len(names))
@@ -615,5 +598,5 @@ def _draw_bars(
 
 
 def _axis_end(largest: float) -> float:
-    """Return the end of an axis that begins at 0, a little beyond its largest value; 1 if all values are 0."""
+    """Return the end of an axis that begins at 0: a little above the largest value, or 1 if all values are 0."""
     return 1.05 * largest or 1.0

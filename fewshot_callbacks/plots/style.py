@@ -1,4 +1,4 @@
-"""One palette, one style and one band of seeds for every figure, and one function that writes figures."""
+"""The palette and the style of all figures, the band over seeds, and functions that encode and write figures."""
 
 import functools
 import io
@@ -22,7 +22,7 @@ from fewshot_callbacks.files.outputs import WRITER, write_whole
 from fewshot_callbacks.functional.statistics import student_interval
 from fewshot_callbacks.plots.fitted_text import font_families, shorten
 
-# Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind can distinguish.
+# Okabe and Ito, Color Universal Design, 2008: colours that colour-blind people can distinguish.
 BLACK = "#000000"
 ORANGE = "#E69F00"
 SKY_BLUE = "#56B4E9"
@@ -31,7 +31,7 @@ YELLOW = "#F0E442"
 BLUE = "#0072B2"
 VERMILION = "#D55E00"
 PURPLE = "#CC79A7"
-# Further colours, for more classes than that palette supports.
+# Additional colours, for more classes than the palette has colours.
 WINE = "#882255"
 OLIVE = "#999933"
 INDIGO = "#332288"
@@ -42,20 +42,20 @@ LIGHT_GREY = "#D9D9D9"
 
 RELEVANT = GREEN
 IRRELEVANT = VERMILION
-# The colours and markers of curves, from the first to the last.
+# Colours and markers of curves, in order.
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
 class MethodStyle(NamedTuple):
-    """How every figure draws a method: in grey and for the colour-blind its marker and its dashes tell it apart."""
+    """The style of a method in every figure; the marker and the dashes distinguish methods without colours."""
 
     colour: str
     marker: str
     dashes: LineStyleType
 
 
-# The softmax head, the distance-ratio head, average precision as a loss, and any method that is compared with them.
+# The softmax head, the distance-ratio head, the average precision loss, and any other method.
 METHODS: Mapping[str, MethodStyle] = {
     "softmax": MethodStyle(ORANGE, "s", (0, (4, 1.2))),
     "dr": MethodStyle(BLUE, "o", "-"),
@@ -63,24 +63,24 @@ METHODS: Mapping[str, MethodStyle] = {
     "other": MethodStyle(GREY, "D", (0, (1.2, 1.2))),
 }
 
-# The name of the band in a legend.
+# The legend of the band.
 BAND = "95 % interval of the mean of {seeds} seeds"
 
 Format = Literal["png", "svg"]
 
-WIDTH = 6.0  # inches: 600 pixels at the resolution of a screen
-# Distances of a title from the edges of its figure, in inches.
+WIDTH = 6.0  # inches: 600 pixels at the screen resolution
+# Distances of a title from the edges of the figure, in inches.
 TITLE_LEFT = 0.12
 TITLE_RIGHT = 0.08
-# Sizes of text in points: 12.5 and 11 pixels in a picture that is 600 pixels wide.
+# Font sizes in points: 12.5 and 11 pixels in an image that is 600 pixels wide.
 TEXT = 9.0
 SMALL = 8.0
-RESOLUTION = 200  # pixels per inch of a PNG file, and of the images inside an SVG file
+RESOLUTION = 200  # pixels per inch of a PNG file, and of the images in an SVG file
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draw in the style of the package, regardless of the user's matplotlib settings, which are restored afterwards."""
+    """Return a context in which figures have the style of the package; the user's settings are restored afterwards."""
     settings = {
         "font.family": list(font_families()),
         "font.size": TEXT,
@@ -109,7 +109,7 @@ def house_style() -> Iterator[None]:
         "figure.constrained_layout.h_pad": 0.07,  # inches
         "figure.constrained_layout.w_pad": 0.07,
         "lines.linewidth": 1.6,
-        "svg.fonttype": "path",  # text keeps its size, whatever fonts the reader has
+        "svg.fonttype": "path",  # text looks the same with any installed fonts
         "svg.hashsalt": "fewshot-callbacks",  # the same figure gives the same file
     }
     with matplotlib.style.context(["default", settings]):
@@ -120,14 +120,14 @@ P = ParamSpec("P")
 
 
 def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Decorate a function so that its figure has the style of the package, whoever draws it later."""
+    """Return the function with the style of the package applied to its figure, also if the figure is drawn later."""
 
     @functools.wraps(draw)
     def drawn_in_style(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with house_style():
             figure = draw(*args, **kwargs)
-            # matplotlib arranges a figure when it is first drawn, with the settings of that moment, so it is drawn here.
-            # A figure without a layout engine is arranged by hand; drawing it here would cost a fifth of its time.
+            # matplotlib arranges a figure when it is first drawn, with the settings at that moment, so draw it here. A
+            # figure without a layout engine needs no arrangement, and drawing it would add a fifth to its time.
             if figure.get_layout_engine() is not None:
                 figure.draw_without_rendering()
         return figure
@@ -136,28 +136,25 @@ def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) -> Figure:
-    """Make an empty off-screen figure, which is not registered with pyplot.
+    """Return an empty off-screen figure that is not registered with pyplot.
 
     Args:
         height: Height in inches.
-        width: Width in inches; the default of 6 makes 600 pixels on a screen.
-        arranged: Whether matplotlib arranges the axes so that all labels fit; if not, the caller places everything.
-
-    Returns:
-        A figure with a canvas for pixels.
+        width: Width in inches; the default of 6 is 600 pixels on a screen.
+        arranged: Whether matplotlib arranges the axes so that all labels fit; otherwise the caller places everything.
 
     Examples:
         >>> new_figure(4).get_size_inches().tolist()
         [6.0, 4.0]
     """
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained" if arranged else None)
-    # This canvas draws pixels without a window, whichever backend the user has chosen.
+    # This canvas needs no window, whichever backend the user has chosen.
     FigureCanvasAgg(figure)
     return figure
 
 
 def entitle(figure: Figure, title: str) -> None:
-    """Write a line above all axes, shortened to the width of the figure; nothing if it is empty."""
+    """Write a title above all axes, shortened to the width of the figure; an empty title takes no space."""
     if title:
         width = float(figure.get_figwidth())
         shortened = shorten(title, width - TITLE_LEFT - TITLE_RIGHT, TEXT + 1)
@@ -173,19 +170,15 @@ def draw_band(
     marked: bool,
     logarithmic: bool = False,
 ) -> Line2D:
-    """Draw the mean over seeds, with its 95 % interval around it where there are two seeds or more.
+    """Return the line of the mean over seeds, drawn with its 95 % interval as a band if there are at least two seeds.
 
     Args:
         axes: The axes to draw on.
         steps: The x coordinate of each point.
-        runs: A curve for each seed.
+        runs: One curve per seed.
         style: The style of the method.
-        marked: Whether each point has a marker.
-        logarithmic: Whether mean and interval are computed of the logarithms, for a logarithmic axis. The line is then a
-            geometric mean.
-
-    Returns:
-        The line of the mean, for a legend.
+        marked: Whether points have markers.
+        logarithmic: Whether to average logarithms, for a logarithmic axis; the line is then the geometric mean.
     """
     values = np.log(runs) if logarithmic else runs
     to_axis = np.exp if logarithmic else np.asarray
@@ -206,28 +199,25 @@ def draw_band(
 
 
 def encode(figure: Figure, file_format: Format = "png", resolution: float | None = None) -> bytes:
-    """Encode a figure as the content of a file; the same figure gives the same bytes.
+    """Return a figure as the bytes of a PNG or SVG file; the same figure gives the same bytes.
 
     Args:
         figure: The figure.
         file_format: "png" or "svg".
-        resolution: Pixels per inch, by default 200, that is 1,200 pixels for a figure of 6 inches.
-
-    Returns:
-        The content of the file.
+        resolution: Pixels per inch; the default of 200 makes a 6-inch figure 1,200 pixels wide.
 
     Raises:
-        ValueError: If the format is neither.
+        ValueError: The format is neither "png" nor "svg".
 
     Examples:
         >>> encode(new_figure(1))[1:4]
         b'PNG'
     """
     if file_format not in get_args(Format):
-        raise InputError(f"A figure is written as png or svg, not as {file_format!r}.")
+        raise InputError(f'encode: file_format={file_format!r} is not supported. Use "png" or "svg".')
     content = io.BytesIO()
-    # The writer's name distinguishes pictures of the package from others. A version or a date would make two files of
-    # one figure differ.
+    # The writer's name identifies images of this package. With a version or a date, the same figure would give different
+    # files.
     metadata = {"Software": WRITER} if file_format == "png" else {"Date": None}
     with house_style():
         figure.savefig(content, format=file_format, dpi=resolution or RESOLUTION, metadata=metadata, facecolor="white")
@@ -235,34 +225,35 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
 
 
 def save(figure: Figure, path: str | Path, resolution: float | None = None) -> None:
-    """Write a figure as a PNG or SVG file, depending on the ending of the file name.
+    """Write a figure as a PNG or SVG file.
 
-    An existing file of this name is replaced, whoever has written it, but only when the new one is complete.
+    An existing file is replaced once the new file is complete, even if another program wrote the existing file.
 
     Args:
         figure: The figure.
-        path: A name that ends in .png or .svg.
+        path: A file name that ends in .png or .svg.
         resolution: Pixels per inch, by default 200.
 
     Raises:
-        ValueError: If the name has another ending.
+        ValueError: The name has another ending.
 
     Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save(new_figure(1), Path(folder) / "empty.png")
-        ...     print((Path(folder) / "empty.png").stat().st_size > 0)
-        True
+        ...     with Image.open(Path(folder) / "empty.png") as image:
+        ...         print(image.size)
+        (1200, 200)
     """
     path = Path(path)
     ending = path.suffix.lower().removeprefix(".")
     if ending not in get_args(Format):
-        raise InputError(f"{path.name} ends neither in .png nor in .svg. Choose one of these.")
+        raise InputError(f"save: {path.name} ends in neither .png nor .svg. Use one of these endings.")
     write_whole(path, encode(figure, cast(Format, ending), resolution))
 
 
 def pixels(figure: Figure, resolution: float = 100) -> np.ndarray:
-    """Draw a figure as an array of uint8 with the axes height, width, (red, green, blue).
+    """Return a figure as a uint8 array (height, width, 3) of red, green and blue.
 
     Examples:
         >>> pixels(new_figure(1)).shape

@@ -1,4 +1,4 @@
-"""Prototypical networks, their heads and backbones; EmbeddingModule, any backbone with any loss of a batch."""
+"""Prototypical networks with their heads and backbones, and a LightningModule for any backbone and embedding loss."""
 
 from fewshot_callbacks.functional.episodes import EpisodeProtocol
 from fewshot_callbacks.protonet.backbones import Conv4, make_backbone, resnet18

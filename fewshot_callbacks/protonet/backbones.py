@@ -1,4 +1,4 @@
-"""Backbones: networks from images to embeddings. `make_backbone` gives a further one its name."""
+"""Backbones: networks from images to embeddings. To add a backbone with a name, extend `make_backbone`."""
 
 from typing import Any, Literal, cast, get_args
 
@@ -14,22 +14,28 @@ ConvolutionInit = Literal["pytorch", "he_fan_out"]
 
 
 class Conv4(nn.Module):
-    """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max pooling, flattened: the small few-shot backbone.
+    """The small backbone of few-shot papers: four convolutional blocks, then the features are flattened.
 
-    Each block halves the image, rounding down. The convolutions have no bias: the batch norm after them would cancel it.
-    The ReLU follows the pooling, which gives the same numbers for less work.
+    A block is a 3x3 convolution, batch norm, ReLU and 2x2 max pooling. Each block halves the image, rounding down. The
+    convolutions have no bias, because batch norm would cancel it. The ReLU comes after the pooling, which computes the same
+    numbers with less work.
 
     Args:
-        in_channels: Channels of the images: 3 for colour, 1 for gray.
+        in_channels: Channels of the images: 3 for colour, 1 for grey.
         width: Filters of each convolution.
-        init: How the 3x3 weights are drawn. `"pytorch"`: uniform, PyTorch's default, with the standard deviation 1 /
-            sqrt(3 * 9 * inputs), 0.024 for 64 inputs. `"he_fan_out"`: normal with sqrt(2 / (9 * width)), 0.059 for 64
-            filters, as in ResNet and in the programs of Chen et al. and of the distance-ratio paper. Batch norm removes
-            the scale from the features, so both begin as equally good networks; but Adam's first steps have the same
-            size for both: a learning rate of 1e-3 is 4 % of a weight of the first and 1.7 % of the second.
+        init: Initialisation of the convolutions.
+
+            - `"pytorch"`: PyTorch's default, uniform with standard deviation 1 / sqrt(3 * 9 * inputs), which is 0.024 for 64
+              inputs.
+            - `"he_fan_out"`: normal with standard deviation sqrt(2 / (9 * width)), which is 0.059 for 64 filters. ResNet and
+              the code of Chen et al. and of the distance-ratio paper use it.
+
+            Batch norm removes the scale of the weights from the features, so both start with equally good features. Adam's
+            first steps are relatively larger for `"pytorch"`: a learning rate of 1e-3 is 4 % of a typical weight, and 1.7 %
+            for `"he_fan_out"`.
 
     Raises:
-        ValueError: If `in_channels` or `width` is not positive, or `init` is unknown.
+        ValueError: `in_channels` or `width` is not positive, or `init` is unknown.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -48,7 +54,9 @@ class Conv4(nn.Module):
         super().__init__()
         _check_channels(in_channels)
         if width < 1:
-            raise InputError(f"width={width}: Conv4 needs at least one filter. Use width >= 1; the usual one is 64.")
+            raise InputError(
+                f"Conv4(width={width}): a convolution needs at least one filter. Use width >= 1, usually 64."
+            )
         if init not in get_args(ConvolutionInit):
             raise InputError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
         self.in_channels = in_channels
@@ -61,16 +69,13 @@ class Conv4(nn.Module):
         )
 
     def output_dim(self, image_size: int | tuple[int, int]) -> int:
-        """Compute the length of the embedding of an image.
+        """Return the dimension of an image's embedding: filters * (height // 16) * (width // 16).
 
         Args:
             image_size: Side of a square image, or (height, width), in pixels; at least 16.
 
-        Returns:
-            `width * (height // 16) * (width // 16)`.
-
         Raises:
-            ValueError: If a side is smaller than 16 pixels.
+            ValueError: A side is smaller than 16 pixels.
 
         Examples:
             >>> Conv4().output_dim((84, 84))
@@ -81,51 +86,46 @@ class Conv4(nn.Module):
         height, width = image_size
         if min(height, width) < 16:
             raise InputError(
-                f"Conv4 halves the image four times; {height}x{width} pixels are too few. Resize the images to 16x16 "
-                f"or more."
+                f"Conv4 halves an image four times, so {height}x{width} pixels are too few. Resize the images to 16x16 or "
+                f"more."
             )
         return self.width * (height // 16) * (width // 16)
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
-        """Embed a batch of images.
+        """Return the embeddings of a batch of images, with `output_dim((height, width))` dimensions.
 
         Args:
             images: Images of at least 16x16 pixels.
 
-        Returns:
-            One embedding of `output_dim((height, width))` numbers per image.
-
         Raises:
-            ValueError: If a side is smaller than 16 pixels, or the number of channels is not `in_channels`.
+            ValueError: A side is smaller than 16 pixels, or the number of channels is not `in_channels`.
         """
         _, channels, height, width = images.shape
         if channels != self.in_channels:
             raise InputError(
-                f"Conv4(in_channels={self.in_channels}) was given images of {channels} "
+                f"Conv4(in_channels={self.in_channels}): the images have {channels} "
                 f"{'channel' if channels == 1 else 'channels'}, shape {tuple(images.shape)}. Use in_channels={channels}, "
                 "or convert the images."
             )
-        self.output_dim((height, width))  # refuses images that would vanish
+        self.output_dim((height, width))  # raises an error for too small images
         if images.device.type == "cpu":
-            # On CPUs, convolutions are faster with the channels last in memory: benchmarks/episodes.py.
+            # Convolutions on CPUs are faster in channels-last memory format: benchmarks/episodes.py.
             images = images.to(memory_format=torch.channels_last)
         features: Tensor = self.blocks(images)  # (batch, width, height // 16, width // 16)
         return features.flatten(start_dim=1)  # (batch, dim)
 
 
 def resnet18(in_channels: int = 3) -> nn.Module:
-    """Build torchvision's ResNet-18 without its classifier, randomly initialised.
+    """Return torchvision's ResNet-18 without its classifier, randomly initialised.
+
+    The network maps images (batch, in_channels, height, width) to embeddings (batch, 512), for any image size; 224x224 is
+    usual.
 
     Args:
-        in_channels: Channels of the images; for other than 3 the first convolution is replaced, and initialised in
-            the same way.
-
-    Returns:
-        A module that maps images (batch, in_channels, height, width) to embeddings (batch, 512) for every image size;
-        224x224 is usual.
+        in_channels: Channels of the images. If it is not 3, the first convolution is replaced, with the same initialisation.
 
     Raises:
-        ValueError: If `in_channels` is not positive.
+        ValueError: `in_channels` is not positive.
 
     References:
         He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
@@ -136,7 +136,7 @@ def resnet18(in_channels: int = 3) -> nn.Module:
         torch.Size([2, 512])
     """
     with required_extra("vision", "resnet18"):
-        from torchvision import models  # noqa: PLC0415 - slow to import, and needed by this backbone alone
+        from torchvision import models  # noqa: PLC0415 - slow to import, and only this backbone needs it
 
     _check_channels(in_channels)
     network = cast(nn.Module, models.resnet18(weights=None))
@@ -149,18 +149,15 @@ def resnet18(in_channels: int = 3) -> nn.Module:
 
 
 def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
-    """Build a backbone from its name, or pass a module through.
+    """Return the backbone with this name; a module is returned unchanged.
 
     Args:
-        backbone: `"conv4"` (`Conv4`), `"resnet18"` (`resnet18`), or any module that maps a batch of
-            inputs to embeddings (batch, dim).
-        in_channels: Channels of the images; has no effect on a module.
-
-    Returns:
-        The backbone.
+        backbone: `"conv4"` (`Conv4`), `"resnet18"` (`resnet18`), or any module that maps a batch of inputs to embeddings
+            (batch, dim).
+        in_channels: Channels of the images; it has no effect on a module.
 
     Raises:
-        ValueError: If the name is unknown, or `in_channels` is not positive.
+        ValueError: The name is unknown, or `in_channels` is not positive.
 
     Examples:
         >>> type(make_backbone("conv4", in_channels=1)).__name__
@@ -178,18 +175,18 @@ def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
 
 
 def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: str) -> Tensor:
-    """Return embeddings, one for each image; refuse anything else.
+    """Return the embeddings if they are a tensor (images, dim).
 
     Raises:
-        ValueError: The output is invalid; the message has its shape or type.
+        ValueError: They are anything else; the message contains the shape or type.
     """
     if isinstance(embeddings, Tensor) and embeddings.ndim == 2 and len(embeddings) == images:
         return embeddings
     is_tensor = isinstance(embeddings, Tensor)
     output = f"shape {tuple(embeddings.shape)}" if is_tensor else with_article(type(embeddings).__name__)
     raise InputError(
-        f"{call}: {type(backbone).__name__} gave {output} for {images} images; one vector per image is needed, (images, "
-        "dim). End the backbone with nn.Flatten() or a pooling."
+        f"{call}: {type(backbone).__name__} returned {output} for {images} images, but the output must be (images, dim). "
+        "End the backbone with nn.Flatten() or a pooling layer."
     )
 
 
@@ -201,17 +198,16 @@ def _conv_block(in_channels: int, out_channels: int, init: ConvolutionInit) -> n
         convolution,
         nn.BatchNorm2d(out_channels),
         nn.MaxPool2d(kernel_size=2),
-        # The ReLU commutes with the maximum, and after the maximum it only has a quarter of the work, also in the
-        # backward pass.
+        # ReLU and maximum commute; after the maximum, ReLU has a quarter of the work, also in the backward pass.
         nn.ReLU(inplace=True),
     )
 
 
 def _draw_he_fan_out(convolution: nn.Conv2d) -> None:
-    """Draw the weights with the standard deviation sqrt(2 / (kernel size * filters))."""
+    """Draw the weights from a normal distribution with standard deviation sqrt(2 / (kernel size * filters))."""
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _check_channels(in_channels: int) -> None:
     if in_channels < 1:
-        raise InputError(f"in_channels={in_channels}: images have at least one channel. Use 3 for colour, 1 for gray.")
+        raise InputError(f"in_channels={in_channels}: images have at least one channel. Use 3 for colour, 1 for grey.")

@@ -1,4 +1,4 @@
-"""A LightningModule for any backbone with any loss of (embeddings, labels), in batches larger than memory."""
+"""A LightningModule for any backbone and any loss of (embeddings, labels), also for batches larger than memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fewshot_callbacks.system.words import counted, with_article
 from fewshot_callbacks.trainer.lightning import LightningModule
 from fewshot_callbacks.trainer.warning import warn_of_other_package
 
-# Entries of a checkpoint: labels that are words, in the order of their numbers; and whether labels are words or numbers.
+# Entries of a checkpoint: the string labels in the order of their numbers, and whether labels are strings or numbers.
 WORDS_ENTRY = "words_of_labels"
 FORM_ENTRY = "form_of_labels"
 
@@ -33,20 +33,17 @@ FORM_ENTRY = "form_of_labels"
 def embed_in_pieces(
     embed: Callable[[Tensor], Tensor], images: Shaped[Tensor, "images *shape"], size: int, module: nn.Module
 ) -> Float[Tensor, "images dim"]:
-    """Return the embeddings of a batch; only the graph of one piece at a time is in memory.
+    """Return the embeddings of a batch; the graph of only one piece at a time is in memory.
 
-    Each piece is embedded without a graph. In the backward pass, when the gradient with respect to its embeddings is
-    known, it is embedded again with a graph. The random state of PyTorch and autocast are the same both times. The second
-    time leaves no trace in buffers, such as the running statistics of batch norm.
+    Each piece is embedded without a graph. The backward pass embeds it again with a graph, once the gradient with respect to
+    its embeddings is known. PyTorch's random state and autocast are the same both times. The second pass does not change
+    buffers, such as the running statistics of batch norm.
 
     Args:
         embed: Function from images to embeddings.
         images: The batch.
-        size: Largest number of images in a piece, 1 or more.
+        size: Largest number of images per piece, at least 1.
         module: The module whose buffers `embed` may change.
-
-    Returns:
-        The embeddings, with a gradient if gradients are on.
 
     References:
         Revaud, Almazan, Rezende, de Souza, "Learning with Average Precision: Training Image Retrieval with a Listwise
@@ -59,7 +56,7 @@ def embed_in_pieces(
         >>> torch.allclose(layer.weight.grad[0], images.sum(dim=0))
         True
     """
-    # Pieces of nearly the same size: batch norm fails on a last piece of one image.
+    # The pieces have nearly the same size, because batch norm fails on a last piece with one image.
     pieces = images.tensor_split(math.ceil(len(images) / size))
     if not torch.is_grad_enabled():
         return torch.cat([embed(piece) for piece in pieces])
@@ -72,7 +69,7 @@ def embed_in_pieces(
 
 @contextmanager
 def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
-    """Inside the block, the module works on copies of its buffers."""
+    """Return a context in which the module uses copies of its buffers."""
     originals = [
         (submodule, name, buffer)
         for submodule in module.modules()
@@ -90,18 +87,15 @@ def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
 def of_all_processes(
     local_rows: Shaped[Tensor, "items *rest"], group: Any | None = None
 ) -> Shaped[Tensor, "all_items *rest"]:
-    """Return the rows of all processes, by rank, with a gradient; their number may differ. *Collective*.
+    """Return the rows of all processes, in rank order and with a gradient. *Collective*.
 
-    The gradient of a row is the sum of its gradients in all processes. DistributedDataParallel takes the mean of the
-    gradients of the weights over processes. These are then the gradients of the mean of the losses; and if all processes
-    compute the same loss of all rows, the gradients of this loss in one process.
+    Processes may have different numbers of rows. The gradient of a row is the sum of its gradients in all processes.
+    DistributedDataParallel averages the weights' gradients over processes, which gives the gradient of the mean loss. If all
+    processes compute the same loss of all rows, this equals the gradient of a single process.
 
     Args:
         local_rows: The rows of this process.
-        group: The processes that have other rows; by default all.
-
-    Returns:
-        All rows; the rows of this process if it is the only one.
+        group: The processes that have different rows; by default all processes.
 
     Examples:
         >>> of_all_processes(torch.tensor([[1.0], [2.0]])).tolist()
@@ -114,7 +108,7 @@ def of_all_processes(
 
 
 class _Gathered(torch.autograd.Function):
-    """Gathers the rows of all processes; `torch.distributed.nn.functional.all_gather` needs the same number from each."""
+    """Gathers rows with a gradient, unlike `torch.distributed.nn.functional.all_gather` also different numbers of rows."""
 
     @staticmethod
     def forward(ctx: Any, local_rows: Tensor, group: Any | None) -> Tensor:
@@ -127,53 +121,52 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # The sum is written into a contiguous copy, since other functions may read the gradient.
+        # The sum is written into a contiguous copy, because other functions may read the gradient.
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total, group=ctx.group)
         return total[ctx.rows], None
 
 
 class EmbeddingModule(LightningModule):
-    """Trains a backbone with a loss of a whole batch of embeddings; the batch can be embedded in smaller pieces.
+    """LightningModule that trains any backbone with any loss of a batch of embeddings.
 
-    The loss is computed on the joined batch of all processes: under DDP, embeddings and labels are gathered with
-    gradients, and the step equals a step of one process with the joined batch. Optimisation is automatic, so that
-    precision, gradient clipping, `accumulate_grad_batches` and schedulers work as in any module.
+    The loss is computed on the joint batch of all processes. With DDP, embeddings and labels are gathered with
+    gradients, so a step equals a single-process step on the joint batch. Optimisation is automatic: precision, gradient
+    clipping, `accumulate_grad_batches` and schedulers work as in any module.
 
-    Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and,
-    every `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch, which loggers
-    receive only on these steps, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
-    `labels`, so that the monitors need no `source`.
+    It logs `train/loss`. With `SoftAveragePrecisionLoss` it also logs `train/soft_AP` (one minus the loss) and, every
+    `ap_every_n_steps` steps, `train/batch_AP`: the exact mean average precision of the same batch. Loggers receive
+    `train/batch_AP` only on these steps, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
+    `labels`, so the monitors need no `source`.
 
-    Labels are a tensor, which the loss is given as it is, or a list of strings. Each string has a number, which it keeps
-    in all batches and processes, and in a run that is resumed from a checkpoint. Strings and numbers do not mix over
-    batches and processes, since the number of a string could be the label of another class. Several processes compare
-    what they were given once, in the first step, by one exchange of a few bytes; later steps have no further call.
+    Labels are a tensor, which is passed to the loss unchanged, or a list of strings. Each string gets a number. It
+    keeps this number in all batches and processes, and in a run that you resume from a checkpoint. Strings and numbers
+    cannot be mixed, because the number of a string could be the label of another class. Several processes compare the
+    type of their labels once, in the first step.
 
     Args:
-        backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
-        loss: Called as `loss(embeddings, labels)`, returns a scalar. If it has parameters, they are trained, too.
+        backbone: Network from images to embeddings: `"conv4"`, `"resnet18"`, or any module that returns (images, dim).
+        loss: Function or module called as `loss(embeddings, labels)`; it returns a scalar. Its parameters are trained too.
         in_channels: Channels of the images, for a backbone given by name.
-        micro_batch: Most images of a forward pass in training; a larger batch is embedded in pieces of nearly one size. This
-            saves activations of the backbone: it takes the memory of one piece and of the embeddings of the batch, and the
-            time of one additional forward pass; gradients are those of the whole batch. It does not save memory of the
-            loss, which still sees the whole batch, under DDP that of all processes.
-            Batch norm normalises each piece separately, and updates its running statistics once per piece.
-            Each layer runs twice. A layer whose output depends on a buffer that it changes itself, such as spectral
-            norm, starts its second pass from the changed buffer, and its gradients are not exactly those of the whole
-            batch. None embeds the whole batch at once.
-        ap_every_n_steps: Log `train/batch_AP` once in this number of steps; 0 for never.
-        learning_rate: Step size of Adam, positive.
+        micro_batch: Largest number of images per forward pass in training; None embeds the whole batch at once. A
+            larger batch is embedded in pieces of nearly equal size. This needs the memory of one piece's activations,
+            and the time of one additional forward pass. The gradients are the gradients of the whole batch, with two
+            exceptions. Batch norm normalises each piece separately, and updates its running statistics once per piece.
+            A layer that changes a buffer on which its output depends, such as spectral norm, has slightly different
+            gradients, because each piece runs twice. The memory of the loss does not change: the loss gets the whole
+            batch of all processes.
+        ap_every_n_steps: Log `train/batch_AP` every this many steps; 0 for never.
+        learning_rate: Learning rate of Adam, positive.
         optimizer: Function from the parameters to an optimiser, instead of Adam.
-        scheduler: Function from the optimiser to a learning-rate scheduler that steps at each epoch; by default none.
+        scheduler: Function from the optimiser to a learning-rate scheduler that steps once per epoch; by default none.
 
     Raises:
-        ValueError: For settings out of range; while training, if `micro_batch` is larger than the first batch, the backbone
-            returns anything but (images, dim), the loss no scalar, or some labels are strings and others numbers.
+        ValueError: A setting is out of range. Training raises it if `micro_batch` is larger than the first batch, the
+            backbone does not return (images, dim), the loss does not return a scalar, or strings and numbers are mixed
+            as labels.
 
-    Note: If a backbone or loss is passed as a module, the checkpoint holds its weights but not its construction: pass
-    it again to `load_from_checkpoint`. If it is configured with LightningCLI (`class_path`), it is rebuilt
-    automatically.
+    Note: If you pass a backbone or loss as a module, the checkpoint contains its weights but not its construction: pass it
+    again to `load_from_checkpoint`. If LightningCLI configures it (`class_path`), it is rebuilt automatically.
 
     References:
         Revaud, Almazan, Rezende, de Souza, "Learning with Average Precision: Training Image Retrieval with a Listwise Loss",
@@ -201,26 +194,29 @@ class EmbeddingModule(LightningModule):
         warn_of_other_package("EmbeddingModule")
         if micro_batch is not None and micro_batch < 1:
             raise InputError(
-                f"EmbeddingModule(micro_batch={micro_batch}): a piece needs at least one image. Use 1 or more, or None."
+                f"EmbeddingModule(micro_batch={micro_batch}): a piece needs at least one image. Use at least 1, or None."
             )
         if ap_every_n_steps < 0:
-            raise InputError(f"EmbeddingModule(ap_every_n_steps={ap_every_n_steps}): use 1 or more, or 0 for never.")
+            raise InputError(
+                f"EmbeddingModule(ap_every_n_steps={ap_every_n_steps}) is negative. Use at least 1, or 0 for never."
+            )
         if not 0 < learning_rate < math.inf:
             raise InputError(
-                f"EmbeddingModule(learning_rate={learning_rate}): Adam needs a positive step, such as 1e-3."
+                f"EmbeddingModule(learning_rate={learning_rate}): Adam needs a positive learning rate. Use a number such as "
+                "1e-3."
             )
         if not callable(loss):
             raise InputError(
-                f"EmbeddingModule: the loss {loss!r} cannot be called. Pass loss(embeddings, labels) -> scalar."
+                f"EmbeddingModule: the loss {loss!r} is not callable. Pass a function loss(embeddings, labels) -> scalar."
             )
         self.save_hyperparameters(ignore=["backbone", "loss", "optimizer", "scheduler"])
-        if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
+        if "_instantiator" in self.hparams:  # LightningCLI passes the configuration of modules, which can be saved
             self.save_hyperparameters()
         self.backbone = make_backbone(backbone, in_channels)
         self.loss = loss
-        # word used as a label -> its number, in order of appearance
+        # string label -> its number, in order of appearance
         self._number_of_word: dict[str, int] = {}
-        # "strings" or "numbers": the form of the labels of all processes from the first batch on
+        # "strings" or "numbers", the same in all processes after the first batch
         self._form_of_labels: str | None = None
         self.micro_batch = micro_batch
         self.ap_every_n_steps = ap_every_n_steps
@@ -229,42 +225,38 @@ class EmbeddingModule(LightningModule):
         self.scheduler = scheduler
 
     def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
-        """Embed images; in training mode in pieces of `micro_batch`.
+        """Return the embeddings of images, in training mode computed in pieces of `micro_batch`.
 
         Args:
             images: A batch of inputs of the backbone.
 
-        Returns:
-            One embedding per image.
-
         Raises:
-            ValueError: If the backbone returns anything but (images, dim).
+            ValueError: The backbone does not return (images, dim).
         """
         if not self.training or self.micro_batch is None or self.micro_batch >= len(images):
             return self._embed(images)
         return embed_in_pieces(self._embed, images, self.micro_batch, self.backbone)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
-        """Compute the loss of one batch, of all processes.
+        """Return the `loss` of the joint batch of all processes, and this process's `embeddings` and `labels`.
+
+        Callbacks read the embeddings, which are detached.
 
         Args:
             batch: Images and labels.
             batch_idx: Position of the batch in its epoch.
 
-        Returns:
-            `loss`, and for callbacks the detached `embeddings` and the `labels` of the batch of this process.
-
         Raises:
-            ValueError: If `micro_batch` is larger than the first batch of an epoch, or the loss is not a scalar.
+            ValueError: `micro_batch` is larger than the first batch of an epoch, or the loss is not a scalar.
         """
         images, labels = batch
         if batch_idx == 0 and self.micro_batch is not None and self.micro_batch > len(images):
             raise InputError(
-                f"EmbeddingModule(micro_batch={self.micro_batch}): the batch has {counted(len(images), 'image')}, which "
-                f"is a single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
+                f"EmbeddingModule(micro_batch={self.micro_batch}) is larger than the batch, which has "
+                f"{counted(len(images), 'image')}. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
-        # The loss ranks the items of the whole batch: the mean of the losses of its parts would be a different loss.
+        # The loss needs the whole batch: the mean of its values on parts of the batch would be a different loss.
         group = self._data_parallel_group()
         all_embeddings = of_all_processes(embeddings, group)
         all_labels = of_all_processes(self._targets(labels), group)
@@ -275,15 +267,12 @@ class EmbeddingModule(LightningModule):
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
 
     def validation_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch.
+        """Return the `embeddings` and `labels` of a batch, for callbacks.
 
         Args:
             batch: Images and labels.
             batch_idx: Not used.
             dataloader_idx: Not used.
-
-        Returns:
-            `embeddings` and `labels`, for callbacks.
         """
         images, labels = batch
         return {"embeddings": self(images), "labels": labels}
@@ -291,7 +280,7 @@ class EmbeddingModule(LightningModule):
     test_step = predict_step = validation_step
 
     def configure_optimizers(self) -> Any:
-        """Make the optimiser over the parameters of backbone and loss, and the scheduler if there is one."""
+        """Return the optimiser of the parameters of backbone and loss, with the scheduler if there is one."""
         if self.optimizer is None:
             optimizer: Optimizer = torch.optim.Adam(self.parameters(), lr=self.learning_rate)
         else:
@@ -299,18 +288,18 @@ class EmbeddingModule(LightningModule):
         return optimizer if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the numbers of labels that are words, so that they are the same in a resumed run."""
+        """Save the numbers of string labels, so that a resumed run uses the same numbers."""
         checkpoint[WORDS_ENTRY] = list(self._number_of_word)
         checkpoint[FORM_ENTRY] = self._form_of_labels
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load the numbers of labels that are words; a checkpoint of another class has none."""
+        """Load the numbers of string labels; a checkpoint of another module class contains none."""
         self._number_of_word = {word: number for number, word in enumerate(checkpoint.get(WORDS_ENTRY, ()))}
         self._form_of_labels = checkpoint.get(FORM_ENTRY)
 
     def _data_parallel_group(self) -> Any | None:
-        """Return the group of processes that have other items than this one; None if all of them have."""
-        # The processes of a tensor-parallel group have the same items, which the loss would rank several times.
+        """Return the group of processes that have different items; None if all processes have different items."""
+        # The processes of a tensor-parallel group have the same items, and the loss must not see these items twice.
         mesh = getattr(self.trainer.strategy, "device_mesh", None)
         return None if mesh is None else mesh["data_parallel"].get_group()
 
@@ -318,12 +307,12 @@ class EmbeddingModule(LightningModule):
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "EmbeddingModule")
 
     def _targets(self, labels: Any) -> Tensor:
-        """Return the labels for the loss: tensors as they are, and a number for each word.
+        """Return the labels for the loss: tensors unchanged, and a number for each string.
 
-        *Collective* for words, and in the first step.
+        *Collective* for strings, and in the first step.
 
-        A word keeps its number in all batches and processes and over a resumed run, since a loss may remember earlier
-        batches. New words are numbered in alphabetical order, which is the same in every process.
+        A string keeps its number in all batches and processes and in a resumed run, because a loss may remember earlier
+        batches. New strings are numbered in alphabetical order, which is the same in every process.
         """
         read = labels if isinstance(labels, Tensor) else as_labels(labels, "labels", "EmbeddingModule")
         self._refuse_another_form(read)
@@ -338,10 +327,12 @@ class EmbeddingModule(LightningModule):
         return torch.tensor(numbers, device=self.device)[codes.to(self.device)]
 
     def _refuse_another_form(self, labels: Tensor | Labels) -> None:
-        """Refuse strings where other batches or processes have numbers. *Collective* until a process has had labels.
+        """Raise an error if some batches or processes have string labels and others numbers.
 
-        Only the first batches of all processes are compared. If a later batch of a process differs from its first one,
-        only this process raises, as for any other invalid batch, and the others end with it.
+        *Collective* until a process has had labels.
+
+        Only the first batches of the processes are compared. If a later batch of a process differs from its first batch,
+        only this process raises the error, as for any invalid batch, and ends the run.
         """
         form = _form_of(labels)
         if self._form_of_labels is None:
@@ -350,11 +341,11 @@ class EmbeddingModule(LightningModule):
             refuse_other_forms("EmbeddingModule", form_of_process, "labels")
             self._form_of_labels = next(iter(form_of_process.values()), None)
         elif form is not None:
-            form_of_batches = {"labels of earlier batches": self._form_of_labels, "those of this batch": form}
+            form_of_batches = {"labels of earlier batches": self._form_of_labels, "labels of this batch": form}
             refuse_other_forms("EmbeddingModule", form_of_batches, "labels")
 
     def _checked(self, loss: Any) -> Tensor:
-        """Return a loss that is a scalar; refuse any other."""
+        """Return the loss; raise an error if it is not a scalar."""
         if isinstance(loss, Tensor) and loss.ndim == 0:
             return loss
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
@@ -362,7 +353,7 @@ class EmbeddingModule(LightningModule):
             f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else with_article(type(loss).__name__)
         )
         raise InputError(
-            f"EmbeddingModule: {name} returned {returned}, but one number is minimised. Pass a loss that returns a scalar, "
+            f"EmbeddingModule: {name} returned {returned}, but a loss must be a scalar. Pass a loss that returns a scalar, "
             "for instance the mean over items."
         )
 
@@ -370,26 +361,28 @@ class EmbeddingModule(LightningModule):
         self, criterion: SoftAveragePrecisionLoss, loss: Tensor, embeddings: Tensor, labels: Tensor
     ) -> None:
         if len(labels.unique()) == len(labels):
-            return  # no two items share a label: there is no average precision (the loss has on_empty="zero")
+            return  # no two items share a label, so average precision is undefined (the loss has on_empty="zero")
         self.log("train/soft_AP", 1 - loss, batch_size=len(labels))
-        # number of the current batch, from 1 over all epochs, as Lightning counts for `log_every_n_steps`
+        # number of the current batch over all epochs, from 1, as Lightning counts for `log_every_n_steps`
         batch = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
         if self.ap_every_n_steps and batch % self.ap_every_n_steps == 0:
             is_hamming = criterion.similarity == "hamming"
             report = evaluate_retrieval(
-                # `BinaryCodes` decides in the same way in evaluation, where 0 becomes 1.
+                # The same threshold as `BinaryCodes` in evaluation, where 0 becomes 1.
                 embeddings >= 0 if is_hamming else embeddings,
                 labels,
-                similarity="hamming" if is_hamming else "cosine",  # distances on the unit sphere rank as cosines do
+                similarity="hamming"
+                if is_hamming
+                else "cosine",  # Euclidean distances on the unit sphere give the same ranking
                 metrics=("mAP", "recall@1"),
             )
             self.log("train/batch_AP", report.mAP, batch_size=len(labels), logger=False)
-            for logger in self.loggers:  # `log` would repeat the value on every step until the next one
+            for logger in self.loggers:  # `log` would repeat the value on every step until the next value
                 logger.log_metrics({"train/batch_AP": report.mAP}, step=self.global_step)
 
 
 def _form_of(labels: Tensor | Labels) -> str | None:
-    """Return the form of labels, "strings" or "numbers"; None without items, which fit both forms."""
+    """Return the form of labels, "strings" or "numbers"; None if there are no items, because both forms fit."""
     if isinstance(labels, Tensor):
         return "numbers" if labels.numel() else None
     if not len(labels):

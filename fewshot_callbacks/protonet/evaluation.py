@@ -1,4 +1,4 @@
-"""Scoring of episodes: hits of a batch of logits, accuracies over a fixed list of episodes."""
+"""Scoring of episodes: hits in a batch of logits, and accuracies over a fixed list of episodes."""
 
 import math
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from fewshot_callbacks.functional.episodes import EpisodeList, EpisodeProtocol, 
 from fewshot_callbacks.protonet.heads import Representation, class_logits
 from fewshot_callbacks.system.words import counted, verb, with_article
 
-# Embedding components that `evaluate_episodes` scores at once: 16 MiB in float32, however many episodes.
+# Numbers in the embeddings that `evaluate_episodes` scores at once: 16 MiB in float32.
 NUMBERS_AT_ONCE = 2**22
 
-# The value of `EpisodeAccuracy.episodes_hash` if the loader of the episodes has no `EpisodeList` to identify them.
+# The value of `EpisodeAccuracy.episodes_hash` if the loader has no `EpisodeList` that identifies its episodes.
 UNKNOWN_EPISODES = "unknown"
 
-# Checkpoints contain the protocol and are loaded with weights_only=True. Older checkpoints name the modules in which it
-# was defined then.
+# Checkpoints contain the protocol and are loaded with weights_only=True. Older checkpoints refer to the modules that defined
+# it at that time.
 _OLD_NAMES = (f"{__name__}.EpisodeProtocol", f"{EpisodeProtocol.__module__}.protocol.EpisodeProtocol")
 torch.serialization.add_safe_globals([EpisodeProtocol, *((EpisodeProtocol, name) for name in _OLD_NAMES)])
 
@@ -34,17 +34,14 @@ torch.serialization.add_safe_globals([EpisodeProtocol, *((EpisodeProtocol, name)
 def query_hits(
     logits: Float[Tensor, "*episodes query way"], targets: Int[Tensor, "query"]
 ) -> Float[Tensor, "*episodes query"]:
-    """Score each query: 1 if its class has the largest logit, 0 if not, 1/k if k classes tie there.
+    """Return the score of each query: 1 if its class has the largest logit, 0 if not, 1/k if it ties with k - 1 classes.
 
-    Sharing a tie gives a collapsed model, which puts every image on one point, chance accuracy for any order of the
-    classes. A row with a NaN counts as NaN, not as a miss.
+    Because ties are shared, a collapsed model, which maps all images to one point, has chance accuracy for any order of the
+    classes. The score is NaN if a logit is NaN.
 
     Args:
         logits: Larger is closer.
         targets: Index of the true class of each query, the same in all episodes.
-
-    Returns:
-        One number in [0, 1] per query, or NaN.
 
     Examples:
         >>> import torch
@@ -66,27 +63,25 @@ def evaluate_episodes(
     representation: Representation = "mean",
     device: torch.device | None = None,
 ) -> EpisodeAccuracy:
-    """Compute the few-shot accuracy of stored embeddings over a list of episodes.
+    """Return the few-shot accuracy of embeddings over a list of episodes: mean, standard deviation and 95 % interval.
 
-    In evaluation mode the embedding of an image does not depend on its episode. Embedding each image once and drawing the
-    episodes among the embeddings therefore gives the same result as a forward pass of every episode.
+    In evaluation mode, the embedding of an image does not depend on its episode. You can therefore embed each image once and
+    draw the episodes from the embeddings: the result is the same as with a forward pass of every episode. If k classes tie
+    for the largest logit, a query counts 1/k.
 
     Args:
-        embeddings: (items, dim), one row per image, finite, any floating dtype.
-        labels: (items,), the class of each image, integers or strings.
-        head: Maps (episodes, query, dim) queries and (episodes, point, dim) points to logits (episodes, query, point).
-            Its mode is not changed: put a head with a training mode into evaluation mode first.
-        episode_list: Rows of support and query images, from `sample_episodes` on these labels.
-        representation: What represents a class: the `mean` of its support, or its support point `nearest` to the query.
-        device: Where to score; by default where the embeddings are. The head must be there. Only slices of bounded
-            size are moved.
-
-    Returns:
-        Mean, standard deviation and 95 % interval of the accuracies of the episodes, in [0, 1]. Ties count as in
-        `query_hits`.
+        embeddings: (items, dim), finite, any floating dtype.
+        labels: (items,), the class of each item, integers or strings.
+        head: Module that maps queries (episodes, query, dim) and points (episodes, point, dim) to logits (episodes, query,
+            point). Put a head with a training mode into evaluation mode first.
+        episode_list: The episodes, from `sample_episodes` with the same labels.
+        representation: `"mean"` represents a class by the mean of its support, `"nearest"` by its support point that is
+            nearest to the query.
+        device: Device of the computation and of the head; by default the device of the embeddings. Embeddings are moved in
+            slices of bounded size.
 
     Raises:
-        ValueError: If embeddings are empty or not finite, labels do not fit them, or the list was drawn for other
+        ValueError: The embeddings are empty or not finite, the number of labels differs, or the list was drawn for other
             labels: an index is out of range, a class of an episode mixes labels, or an episode has a label twice.
 
     References:
@@ -111,7 +106,7 @@ def evaluate_episodes(
     images_per_episode = episode_list.ways * (shots + episode_list.queries)
     chunk = max(1, NUMBERS_AT_ONCE // (images_per_episode * embeddings.shape[1]))
     targets = torch.arange(episode_list.ways, device=device).repeat_interleave(episode_list.queries)
-    # The empty tensor is for a list without episodes, since `cat` needs at least one tensor.
+    # `cat` needs at least one tensor, also for a list without episodes.
     accuracies = [torch.empty(0, dtype=torch.float64)]
     with torch.no_grad():
         for start in range(0, len(episode_list), chunk):
@@ -133,22 +128,19 @@ def score_batch(
     episodes: int,
     purpose: str,
 ) -> tuple[Tensor, Tensor]:
-    """Score the episodes of a batch.
+    """Return the mean cross-entropy of the queries in a batch, and the hits (episodes, way, query).
 
     Args:
         embeddings: Embeddings of the images; in training they have a gradient.
-        labels: (images,) class of each image.
-        head: See `evaluate_episodes`.
-        representation: See `evaluate_episodes`.
+        labels: (images,), the class of each image.
+        head: Module that maps queries and points to logits.
+        representation: `"mean"` or `"nearest"`.
         shots: Support images per class.
         episodes: Number of consecutive episodes in the batch.
         purpose: Purpose of the batch, for messages.
 
-    Returns:
-        Mean cross-entropy of the queries, and hits (episodes, way, query).
-
     Raises:
-        ValueError: If the batch does not form these episodes.
+        ValueError: The batch does not consist of such episodes.
     """
     try:
         # (episodes, way, shot, dim) and (episodes, way, query, dim)
@@ -160,9 +152,9 @@ def score_batch(
             expected = f"{episodes} episodes"
             settings += f" and episodes_per_batch={episodes}"
         raise InputError(
-            f"ProtoNet: {with_article(purpose)} batch of {counted(len(labels), 'image')} is not {expected} of "
-            f"{counted(shots, 'support image')} per class. {error} An EpisodicBatchSampler with {settings} as the "
-            "loader's batch_sampler draws episodes."
+            f"ProtoNet: {with_article(purpose)} batch of {counted(len(labels), 'image')} is not {expected} with "
+            f"{counted(shots, 'support image')} per class. {error} Use an EpisodicBatchSampler with {settings} as the "
+            "loader's batch_sampler."
         ) from error
     ways, queries = query.shape[1:3]
     logits = class_logits(head, query.flatten(1, 2), support, representation)  # (episodes, way * query, way)
@@ -178,19 +170,19 @@ def episode_accuracy(
     representation: Representation,
     protocol: EpisodeProtocol,
 ) -> Float[Tensor, ""]:
-    """Compute the accuracy of a batch that is one episode, in float64 on the CPU.
+    """Return the accuracy of a batch that is one episode, in float64 on the CPU.
 
     Raises:
-        ValueError: If it is not an episode, or its sizes differ from the protocol's.
+        ValueError: The batch is not an episode, or its sizes differ from the protocol.
     """
     _, hits = score_batch(embeddings, labels, head, representation, protocol.shots, 1, "evaluation")
     ways, queries = hits.shape[1:]
     if (ways, queries) != (protocol.ways, protocol.queries):
         raise InputError(
-            f"ProtoNet: an evaluation batch holds {counted(ways, 'class')} with {protocol.shots} + "
-            f"{counted(queries, 'image')}; the protocol is {protocol.ways}-way {protocol.shots}-shot with "
-            f"{counted(protocol.queries, 'query')}. Give ProtoNet's evaluation and the episodes of the loader the same "
-            "sizes."
+            f"ProtoNet: an evaluation batch has {counted(ways, 'class')} with {protocol.shots} + "
+            f"{counted(queries, 'image')}, but the protocol is {protocol.ways}-way {protocol.shots}-shot with "
+            f"{counted(protocol.queries, 'query')}. Use the same sizes in ProtoNet(evaluation=...) and in the loader's "
+            "episodes."
         )
     return hits.cpu().double().mean()
 
@@ -198,21 +190,18 @@ def episode_accuracy(
 def summarize_batches(
     accuracies: Float[Tensor, "episodes"], episodes: object, protocol: EpisodeProtocol, *, batch_statistics: bool
 ) -> EpisodeAccuracy:
-    """Summarise the accuracies of batches that were one episode each.
+    """Return a summary of the accuracies of batches that were one episode each.
 
     Args:
         accuracies: Accuracy of each episode, in the order of the list.
-        episodes: The `EpisodeList` of the loader, if it has one.
+        episodes: The `EpisodeList` of the loader; without it, the hash of the episodes is "unknown".
         protocol: Sizes of the episodes.
         batch_statistics: Whether batch norm used the statistics of the episode.
-
-    Returns:
-        The summary, with the hash of the list, or "unknown" without a list.
     """
     count = len(accuracies)
     if isinstance(episodes, EpisodeList):
         return summarize_accuracies(accuracies, episodes.first(count), batch_statistics=batch_statistics)
-    # The images of these episodes are unknown. Any indices will do, since only the sizes of the list are read.
+    # The images of these episodes are unknown. Only the sizes of the list are read, so any indices will do.
     images_per_class = protocol.shots + protocol.queries
     indices = torch.arange(count * protocol.ways * images_per_class)
     indices = indices.reshape(count, protocol.ways, images_per_class)
@@ -222,7 +211,7 @@ def summarize_batches(
 
 
 def logged_values(result: EpisodeAccuracy | None) -> dict[str, float]:
-    """Return the values of a result by the names that are logged; NaN if nothing could be evaluated."""
+    """Return the logged values by name; NaN if nothing could be evaluated."""
     if result is None:
         return dict.fromkeys(("accuracy", "accuracy_std", "accuracy_ci95", "accuracy_ci95_open"), math.nan)
     return {
@@ -235,17 +224,14 @@ def logged_values(result: EpisodeAccuracy | None) -> dict[str, float]:
 
 @contextmanager
 def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
-    """Let every batch norm inside `module` use the statistics of its batch, and leave no trace.
+    """Return a context in which every batch norm in `module` normalises with the statistics of its batch.
 
-    Inside, the batch norms are in evaluation mode without running statistics: they normalise with the batch, update
-    nothing, and do not talk to other processes. All other layers stay as they are. Afterwards, also after an exception,
-    each batch norm has its own statistics and mode back, untouched.
+    In the context, the batch norms are in evaluation mode and have no running statistics: they update nothing, and do
+    not communicate with other processes. Other layers do not change. Afterwards, also after an exception, each batch
+    norm has its unchanged statistics and its mode again.
 
     Args:
         module: The network with the batch norms.
-
-    Yields:
-        Nothing.
 
     Examples:
         >>> import torch
@@ -274,20 +260,20 @@ def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    """List all batch norms inside `module`, synchronised ones included."""
+    """Return all batch norms in `module`, including synchronised batch norms."""
     return [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
 
 
 def _check_fit(labels: Tensor, episode_list: EpisodeList) -> None:
-    """Refuse a list of episodes that was drawn for other labels."""
+    """Raise an error if the list of episodes was drawn for other labels."""
     if len(episode_list) == 0:
         return
-    fix = "Draw the list from the labels that you evaluate: sample_episodes(labels, ...)."
+    fix = "Draw the list from the same labels: sample_episodes(labels, ...)."
     first = int(episode_list.indices.min())
     last = int(episode_list.indices.max())
     if first < 0 or last >= len(labels):
         raise InputError(
-            f"evaluate_episodes: the episode list names the images {first} to {last}; there "
+            f"evaluate_episodes: the episode list contains the images {first} to {last}, but there "
             f"{verb(len(labels), 'is', 'are')} {len(labels)}. {fix}"
         )
     drawn = labels[episode_list.indices.cpu()]  # (episodes, ways, shots + queries)

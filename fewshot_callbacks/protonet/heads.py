@@ -1,7 +1,7 @@
-"""Heads: map the distances between queries and the points that represent classes to logits.
+"""Heads: they map the distances between queries and the points that represent classes to logits.
 
-A further head is a subclass of `DistanceHead` with a method `logits`, or any module `(query, points) -> logits`. `ProtoNet`
-takes it as it is. For a name of its own it needs an entry in `HeadName`, which the command reads, and a line in `make_head`.
+To write a head, subclass `DistanceHead` and define `logits`, or write any module `(query, points) -> logits`, and pass it to
+`ProtoNet`. To give it a name on the command line, add an entry to `HeadName` and a line to `make_head`.
 """
 
 import math
@@ -15,32 +15,30 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._reading import refuse_unknown
 
 Distance = Literal["euclidean", "unit_euclidean", "angular"]
-"""How far apart two embeddings are: as they are, or on the unit sphere by the chord or by the arc."""
+"""The distance of two embeddings: Euclidean, or on the unit sphere the length of the chord or of the arc."""
 
 HeadName = Literal["softmax", "dr"]
-"""The heads that have a name; see `make_head`."""
+"""The names of heads; see `make_head`."""
 
-# Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite; the paper
-# adds the same value under its square root.
+# Added to the squared distance under the logarithm, so that logits are finite at distance 0. The paper adds the same value
+# under its square root.
 EPSILON = 1e-10
 
 
 def prototypes(
     support: Float[Tensor, "*episodes way shot dim"], *, on_sphere: bool = False
 ) -> Float[Tensor, "*episodes way dim"]:
-    """Represent each class by the mean of its support embeddings (Snell et al., 2017, equation 1).
+    """Return the prototype of each class: the mean of its support embeddings (Snell et al., 2017, equation 1).
+
+    Prototypes are in at least float32, because half precision would lose the differences between nearby embeddings.
 
     Args:
-        support: Support embeddings, one row of shots per class, after any number of leading episode dimensions.
-        on_sphere: Take the mean of the embeddings scaled to length 1, for a head on the unit sphere (which then scales
-            the mean to length 1, too).
-
-    Returns:
-        One prototype per class, in at least float32, since half precision would lose the differences between nearby
-        embeddings.
+        support: Support embeddings (way, shot, dim), with any leading episode dimensions.
+        on_sphere: Whether to scale the embeddings to length 1 before the mean, for a head on the unit sphere. The head then
+            also scales the mean to length 1.
 
     Raises:
-        ValueError: If there are no shots.
+        ValueError: There are no shots.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -53,8 +51,8 @@ def prototypes(
     """
     if support.shape[-2] == 0:
         raise InputError(
-            f"A prototype is the mean of at least one support embedding; support of shape {tuple(support.shape)} has "
-            "0 shots. Give (..., way, shot, dim) with shot >= 1."
+            f"prototypes: the support has the shape {tuple(support.shape)} with 0 shots, but a prototype is the mean of at "
+            "least one support embedding. Pass (..., way, shot, dim) with shot >= 1."
         )
     if on_sphere:
         support = on_unit_sphere(support)
@@ -66,27 +64,22 @@ def squared_distances(
     points: Float[Tensor, "*episodes point dim"],
     distance: Distance = "euclidean",
 ) -> Float[Tensor, "*episodes query point"]:
-    """Compute the squared distance of each query to each point that represents a class.
+    """Return the squared distance of each query to each point that represents a class, in [0, inf).
 
-    Euclidean distances are summed from the differences of the coordinates. The faster formula with a matrix product
-    (`|q|^2 + |p|^2 - 2 qp`) loses digits when the embeddings share a large offset, and can even become negative; this
-    one does not. Angles come from the chord and the chord to the opposite point, `2 atan2(|q - p|, |q + p|)`, which
-    stays exact where the arc cosine loses all digits, near 0. Autocast is off inside, so the distances of
-    half-precision embeddings are float32.
+    Distances are in at least float32, and in float64 for float64 inputs; autocast has no effect. Euclidean distances are
+    computed from coordinate differences. The faster formula `|q|^2 + |p|^2 - 2 qp` loses digits if the embeddings share a
+    large offset, and can become negative. Angles are `2 atan2(|q - p|, |q + p|)`, which is accurate near 0, where the arc
+    cosine loses all digits.
 
     Args:
-        query: Query embeddings.
-        points: Points that represent the classes, with the same leading episode dimensions as `query`.
-        distance: `"euclidean"`; `"unit_euclidean"`: the chord between both, scaled to length 1, in [0, 2]; `"angular"`:
-            the arc between these, in [0, pi]. An embedding of length 0 has no direction: it stays at the origin,
-            at chord 1 and angle pi / 2 from every point, and gets no gradient.
-
-    Returns:
-        Squared distances in [0, inf), in at least float32; float64 stays float64. Without queries or points, an empty
-        tensor.
+        query: Query embeddings (query, dim), with any leading episode dimensions.
+        points: Points that represent the classes, with the same leading dimensions.
+        distance: `"euclidean"`; `"unit_euclidean"`, the chord between both vectors scaled to length 1, in [0, 2]; or
+            `"angular"`, the arc between these, in [0, pi]. A zero vector has no direction: its distance to every point is 1
+            or pi / 2, respectively, and it gets no gradient.
 
     Raises:
-        ValueError: If the distance is unknown.
+        ValueError: The distance is unknown.
 
     Examples:
         >>> import torch
@@ -115,18 +108,15 @@ def squared_distances(
 
 
 def _distances(query: Tensor, points: Tensor) -> Tensor:
-    """Return Euclidean distances, summed from the differences of the coordinates."""
+    """Return Euclidean distances, computed from coordinate differences."""
     return torch.cdist(query, points, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
-    """Return each embedding scaled to length 1; an embedding of length 0 is unchanged, without a gradient.
+    """Return each embedding scaled to length 1, in at least float32; a zero vector stays zero and gets no gradient.
 
     Args:
-        embeddings: Embeddings, with any number of leading dimensions.
-
-    Returns:
-        Embeddings of the same shape, in at least float32.
+        embeddings: Embeddings, with any leading dimensions.
 
     Examples:
         >>> import torch
@@ -137,31 +127,31 @@ def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*s
     embeddings = embeddings.to(_at_least_float32(embeddings))
     lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)  # (*shape, 1)
     # Numerator and denominator are replaced before the division: the gradient of 0 / 0 would be NaN, even if `where` drops
-    # its value.
+    # its result.
     return torch.where(lengths > 0, embeddings, 0.0) / torch.where(lengths > 0, lengths, 1.0)
 
 
 def check_distance(distance: str, owner: str) -> None:
-    """Refuse an unknown distance.
+    """Raise an error if the distance is unknown.
 
     Args:
         distance: The distance.
-        owner: The function or class that it was passed to, for the message.
+        owner: The function or class to which it was passed, for the message.
 
     Raises:
-        ValueError: If the distance is unknown.
+        ValueError: The distance is unknown.
     """
     fix = "Choose 'euclidean', or on the unit sphere 'unit_euclidean' or 'angular'."
     refuse_unknown(owner, "distance", distance, Distance, fix)
 
 
 class DistanceHead(nn.Module):
-    """Base of the heads: a logit falls with the distance of the query to the point that represents a class.
+    """Base class of heads: a logit decreases with the distance between the query and a point that represents a class.
 
-    The caller chooses these points: prototypes, single support points, or learned vectors.
+    The caller chooses the points: prototypes, support points, or learned vectors.
 
     Args:
-        distance: See `squared_distances`.
+        distance: `"euclidean"`, or on the unit sphere `"unit_euclidean"` or `"angular"`; see `squared_distances`.
     """
 
     def __init__(self, distance: Distance = "euclidean") -> None:
@@ -171,53 +161,48 @@ class DistanceHead(nn.Module):
 
     @property
     def on_sphere(self) -> bool:
-        """Whether the head depends only on the directions of embeddings."""
+        """Whether the logits depend only on the directions of embeddings."""
         return self.distance != "euclidean"
 
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Compute the logits of squared distances.
+        """Return a logit for each squared distance; larger is closer.
 
         Args:
             squared: Squared distances, in at least float32.
 
-        Returns:
-            One logit for each, larger is closer.
-
         Raises:
-            NotImplementedError: If a subclass does not define it.
+            NotImplementedError: The subclass does not define this method.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no logits(squared). Define it in the class: from squared distances to logits, "
-            "larger is closer."
+            f"{type(self).__name__} does not define logits(squared). Define it in the class: it maps squared distances to "
+            "logits, larger is closer."
         )
 
     def forward(
         self, query: Float[Tensor, "*episodes query dim"], points: Float[Tensor, "*episodes point dim"]
     ) -> Float[Tensor, "*episodes query point"]:
-        """Score each query against each point.
+        """Return the logit of each query and point, in at least float32 also with autocast; larger is closer.
 
         Args:
-            query: Query embeddings.
-            points: Points that represent the classes, with the same leading episode dimensions as `query`.
-
-        Returns:
-            Logits, larger is closer, in at least float32 also under autocast.
+            query: Query embeddings (query, dim), with any leading episode dimensions.
+            points: Points that represent the classes, with the same leading dimensions.
         """
         return self.logits(squared_distances(query, points, self.distance))
 
     def extra_repr(self) -> str:
-        """Show the distance in `print(model)` where it is not the usual one."""
+        """Return the distance, for `print(model)`, if it is not the default."""
         return "" if self.distance == "euclidean" else f"distance={self.distance!r}"
 
 
 class SoftmaxHead(DistanceHead):
     """The head of prototypical networks: the logit of a class is minus the squared distance to its prototype.
 
-    It has no parameters. The probabilities depend on the scale of the embeddings: doubling all of them multiplies the
-    logits by 4.
+    The head has no parameters. The probabilities depend on the scale of the embeddings: twice as large embeddings have four
+    times as large logits.
 
     Args:
-        distance: See `squared_distances`. With `"unit_euclidean"` this is the softmax over cosine similarities, times 2.
+        distance: `"euclidean"`, or on the unit sphere `"unit_euclidean"` or `"angular"`. With `"unit_euclidean"` the
+            probabilities are the softmax of twice the cosine similarities.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -237,26 +222,28 @@ class SoftmaxHead(DistanceHead):
 
 
 class DistanceRatioHead(DistanceHead):
-    """The distance-ratio head: `p(c) = d_c^-rho / sum_y d_y^-rho`, that is logits `-rho ln d_c`.
+    """The distance-ratio head: `p(c) = d_c^-rho / sum_y d_y^-rho`, that is, the logits are `-rho ln d_c`.
 
-    Only ratios of distances matter: scaling all embeddings does not change the probabilities. At a prototype the
-    probability of its class is nearly 1. `1e-10` is added to the squared distance, so values and gradients stay finite
-    at distance 0. It has an effect for very small embeddings: scaling changes probabilities by less than 1e-6 if all
-    distances are above `sqrt(rho) * 3.6e-3` (about 0.01 at the initial rho = 7.39). At smaller distances the
-    probabilities flatten, until around 1e-5 all classes become equally likely.
+    The probabilities depend only on ratios of distances, so they do not change if you scale all embeddings. At a prototype,
+    the probability of its class is nearly 1.
 
-    In float32, logits near -70 have rounding errors of 4e-6, which carry over to probabilities at any scale; the method
-    `probabilities` of `ClassVectors` and `SupportClassifier` computes in float64 and avoids them.
+    `1e-10` is added to each squared distance, so that values and gradients are finite at distance 0. This matters only for
+    very small embeddings: scaling changes probabilities by less than 1e-6 if all distances are above `sqrt(rho) * 3.6e-3`
+    (about 0.01 at the initial rho = 7.39). At smaller distances the probabilities become flatter. At distances around 1e-5
+    all classes are equally likely.
+
+    In float32, logits near -70 have rounding errors of 4e-6, and so have the probabilities. `ClassVectors.probabilities` and
+    `SupportClassifier.probabilities` compute in float64 and avoid these errors.
 
     Args:
         log_rho: Initial value of the learnable `ln rho`; the paper uses 2.
-        distance: See `squared_distances`.
+        distance: `"euclidean"`, or on the unit sphere `"unit_euclidean"` or `"angular"`.
 
     Attributes:
         log_rho: The learnable scalar `ln rho`.
 
     Raises:
-        ValueError: If `log_rho` is not finite.
+        ValueError: `log_rho` is not finite.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning".
@@ -278,7 +265,9 @@ class DistanceRatioHead(DistanceHead):
     def __init__(self, log_rho: float = 2.0, distance: Distance = "euclidean") -> None:
         super().__init__(distance)
         if not math.isfinite(log_rho):
-            raise InputError(f"log_rho={log_rho} is not finite. Start ln rho at a finite number; the paper uses 2.0.")
+            raise InputError(
+                f"DistanceRatioHead: log_rho={log_rho} is not finite. Use a finite number; the paper uses 2.0."
+            )
         self.log_rho = nn.Parameter(torch.tensor(float(log_rho)))
 
     @property
@@ -288,31 +277,28 @@ class DistanceRatioHead(DistanceHead):
 
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the logits `-rho / 2 * ln(d^2 + 1e-10)`, at most `11.52 rho`; see `DistanceHead.logits`."""
-        # rho is computed in the type of the distances: float64 distances would inherit the rounding of the float32
-        # `self.rho`.
+        # Not `self.rho`, which has the rounding error of float32 also for float64 distances.
         rho = self.log_rho.to(squared.dtype).exp()
         return -0.5 * rho * (squared + EPSILON).log()
 
     def extra_repr(self) -> str:
-        """Show the current exponent in `print(model)`, and the distance where it is not the usual one."""
+        """Return the current exponent, for `print(model)`, and the distance if it is not the default."""
         rho = f"rho={self.rho.item():.4g}"
         distance = super().extra_repr()
         return f"{rho}, {distance}" if distance else rho
 
 
 def make_head(head: str | nn.Module) -> nn.Module:
-    """Build a head from its name, or pass a module through.
+    """Return the head with this name; a module is returned unchanged.
 
     Args:
-        head: `"softmax"` (`SoftmaxHead`), `"dr"` (`DistanceRatioHead`), or any module that maps
-            `(query, prototypes)` of shapes (..., query, dim) and (..., way, dim) to logits (..., query, way),
-            larger is closer, such as `DistanceRatioHead(distance="angular")`.
-
-    Returns:
-        The head.
+        head: `"softmax"` (`SoftmaxHead`), `"dr"` (`DistanceRatioHead`), or any module that maps queries (..., query,
+            dim) and prototypes (..., way, dim) to logits (..., query, way), such as
+            `DistanceRatioHead(distance="angular")`. A larger
+            logit is closer.
 
     Raises:
-        ValueError: If the name is unknown.
+        ValueError: The name is unknown.
 
     Examples:
         >>> make_head("dr")
@@ -333,7 +319,7 @@ def _at_least_float32(tensor: Tensor) -> torch.dtype:
 
 
 Representation = Literal["mean", "nearest"]
-"""`"mean"`: the prototype of Snell et al.; `"nearest"`: the support point that is nearest to the query."""
+"""`"mean"` is the prototype of Snell et al., `"nearest"` the support point that is nearest to the query."""
 
 
 def class_logits(
@@ -342,26 +328,24 @@ def class_logits(
     support: Float[Tensor, "*episodes way shot dim"],
     representation: Representation = "mean",
 ) -> Float[Tensor, "*episodes query way"]:
-    """Compute the logits of each query for each class of its episode, for all episodes at once.
+    """Return the logits of each query for each class of its episode; larger is closer.
 
-    With `"mean"` a class is the mean of its support, the best point for the softmax head (it maximises the likelihood
-    of Gaussians). With `"nearest"` the distance to a class is that to its nearest support point, `d_c = min_i d(query,
-    support_i)`, so its logit is the largest of its points: a differentiable nearest-neighbour classifier. For the
-    distance-ratio head with more than one shot, the mean is not the most likely point (appendix A.2 of the paper), but
-    the support points are. With one shot both are the same.
+    `"mean"` represents a class by the mean of its support. This is the best point for the softmax head, because it maximises
+    the likelihood of Gaussians.
+
+    `"nearest"` represents a class by its support point that is nearest to the query, `d_c = min_i d(query, support_i)`: a
+    differentiable nearest-neighbour classifier. With the distance-ratio head and several shots, the support points are the
+    most likely points, and the mean is not (appendix A.2 of the paper). With one shot both are the same.
 
     Args:
-        head: Maps (..., query, dim) queries and (..., point, dim) points to logits (..., query, point), larger is
-            closer; each logit depends only on its own query and point.
+        head: Module that maps queries (..., query, dim) and points (..., point, dim) to logits (..., query, point). A logit
+            must depend only on its own query and point.
         query: Query embeddings.
         support: Support embeddings of the same episodes.
-        representation: What represents a class, `"mean"` or `"nearest"`.
-
-    Returns:
-        Logits, larger is closer.
+        representation: `"mean"` or `"nearest"`.
 
     Raises:
-        ValueError: If the representation is unknown, or there is no shot.
+        ValueError: The representation is unknown, or there are no shots.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -378,7 +362,7 @@ def class_logits(
     """
     check_representation(representation, "class_logits")
     ways, shots = support.shape[-3:-1]
-    # With one shot both are the same, and `prototypes` refuses 0 shots with a message.
+    # With one shot both are the same, and `prototypes` raises the error for 0 shots.
     if representation == "mean" or shots <= 1:
         on_sphere = isinstance(head, DistanceHead) and head.on_sphere
         logits: Tensor = head(query, prototypes(support, on_sphere=on_sphere))
@@ -389,14 +373,14 @@ def class_logits(
 
 
 def check_representation(representation: str, owner: str) -> None:
-    """Refuse an unknown representation of a class.
+    """Raise an error if the representation of a class is unknown.
 
     Args:
         representation: The representation.
-        owner: The function or class that it was passed to, for the message.
+        owner: The function or class to which it was passed, for the message.
 
     Raises:
-        ValueError: If the representation is unknown.
+        ValueError: The representation is unknown.
     """
-    fix = "Choose 'mean', the prototype of a class, or 'nearest', its support point nearest to the query."
+    fix = "Choose 'mean', the prototype of a class, or 'nearest', its support point that is nearest to the query."
     refuse_unknown(owner, "representation", representation, Representation, fix)

@@ -1,4 +1,4 @@
-"""Prototypical networks as a LightningModule: trains on episodes, evaluates on a fixed list of them."""
+"""Prototypical networks as a LightningModule that trains on episodes and evaluates on a fixed list of episodes."""
 
 import math
 from collections.abc import Sequence
@@ -40,20 +40,20 @@ from fewshot_callbacks.trainer.loaders import Replica, evaluation_loaders, repli
 from fewshot_callbacks.trainer.side_effects import evaluation_mode
 from fewshot_callbacks.trainer.warning import warn, warn_of_other_package
 
-# Largest ln rho: above it rho is infinite in float32.
+# Above this ln rho, rho is infinite in float32.
 MAX_LOG_RHO = math.log(torch.finfo(torch.float32).max)
-# Steps between two checks of rho on an accelerator, since each check waits for it.
+# Steps between two checks of rho on an accelerator; each check waits for the accelerator.
 ACCELERATOR_INTERVAL = 50
 
 
 class ExponentWatch:
-    """Stops a run if rho has become infinite or NaN.
+    """Raises an error if rho becomes infinite or NaN.
 
-    On a CPU it looks at every step. An accelerator would have to be waited for at each look, so there it looks once in
-    50 steps, at all values since the last look: the step that it names is the right one.
+    On a CPU every step is checked at once. On an accelerator each check waits for the device, so the values of 50 steps are
+    checked together; the error still names the right step.
 
     Args:
-        interval: Steps between two looks, instead of these.
+        interval: Steps between two checks; by default 1 on a CPU and 50 on an accelerator.
     """
 
     def __init__(self, interval: int | None = None) -> None:
@@ -64,19 +64,19 @@ class ExponentWatch:
         self._last_finite: tuple[int, float] | None = None
 
     def see(self, step: int, head: nn.Module, *, wait: bool = False) -> None:
-        """Record rho before a step, and look at the recorded values if it is time.
+        """Record rho before a step, and check the recorded values if a check is due.
 
         Args:
             step: Number of the step.
             head: The head with the exponent; any other head is ignored.
-            wait: Check at once, as before a checkpoint or the end of a run.
+            wait: Check at once, before a checkpoint or at the end of a run.
 
         Raises:
-            ValueError: Rho is no longer a finite number.
+            ValueError: Rho is not finite.
         """
         if not isinstance(head, DistanceRatioHead):
             return
-        # The value is copied, since the optimiser writes the next value into the same tensor.
+        # A copy, because the optimiser writes the next value into the same tensor.
         self._recorded.append((step, head.log_rho.detach().clone()))
         interval = self.interval
         if not interval:
@@ -87,17 +87,15 @@ class ExponentWatch:
     def _look(self) -> None:
         recorded = self._recorded
         self._recorded = []
-        log_rhos = torch.stack(
-            [log_rho for _, log_rho in recorded]
-        ).tolist()  # the only moment that waits for the device
+        log_rhos = torch.stack([log_rho for _, log_rho in recorded]).tolist()  # this waits for the device
         for (step, _), log_rho in zip(recorded, log_rhos, strict=True):
             rho = math.exp(log_rho) if log_rho <= MAX_LOG_RHO else log_rho * math.inf  # infinity, or NaN for NaN
             if not (math.isfinite(rho) and math.isfinite(log_rho)):
                 raise InputError(
                     f"rho of the distance-ratio head became {rho} at step {step} (ln rho = {log_rho:.4g}); "
-                    f"{self._last_finite_in_words()}. The training has diverged: lower the learning rate, clip "
-                    "gradients (Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Earlier "
-                    "checkpoints are not affected."
+                    f"{self._last_finite_in_words()}. Training has diverged: lower the learning rate, clip the gradients "
+                    "(Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Earlier checkpoints are not "
+                    "affected."
                 )
             self._last_finite = (step, rho)
 
@@ -114,70 +112,79 @@ DEFAULT_PROTOCOL = EpisodeProtocol()
 
 
 class ProtoNet(LightningModule):
-    """A prototypical network: it averages the support embeddings of each class, and compares queries with the averages.
+    """Prototypical network: it compares a query with the mean of each class's support embeddings.
 
-    Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it, or
-    `episodes_per_batch` consecutive episodes; the rows of an episode may come in any order. An evaluation batch is by
-    default a plain batch `(images, labels)`: every image is embedded once, in evaluation mode, and at the end of the
-    epoch a seeded list of episodes is drawn among the embeddings, which gives exactly the result of a forward pass of
-    each episode. The list refers to images by their order in the loader, so that it is the same in every epoch; leave
-    `shuffle` off.
+    A training batch `(images, labels)` is one episode, as `EpisodicBatchSampler` draws it, or `episodes_per_batch`
+    consecutive episodes. The rows of an episode may be in any order.
 
-    Logged while training: `train/loss` (mean cross-entropy of the queries, in nats), `train/accuracy` in [0, 1] and,
-    with the distance-ratio head, `train/rho`. Logged for each evaluation, as `val/...` or `test/...`, the same on every
-    rank: `accuracy` in [0, 1], `accuracy_std` over episodes, `accuracy_ci95` (half-width of the 95 % interval over other
-    episodes of these classes) and `accuracy_ci95_open` (the same over another set of classes). With several loaders each
-    key ends in `/dataloader_idx_0`, and so on. A message names the episodes once in a run, and again if they change: their
-    number, their sizes, the hash of their list, and whether batch statistics were used. `evaluation_results` has them, too.
+    An evaluation batch is any batch `(images, labels)`. Each image is embedded once, in evaluation mode. At the end of
+    the epoch, a seeded list of episodes is drawn from the embeddings; this gives exactly the result of a forward pass
+    per episode. The list refers to images by their position in the loader, so it is the same in every epoch if the
+    loader does not shuffle.
 
-    If the episodes cannot be drawn from the images (a class is too small, a run is cut by `limit_val_batches` or
-    `fast_dev_run`, embeddings are not finite, labels are strings in some batches and integers in others), the values are
-    NaN, and one warning gives the reason.
-    Nothing is evaluated during Lightning's sanity check.
+    These values are logged:
+
+    - In training: `train/loss` (mean cross-entropy of the queries, in nats), `train/accuracy` in [0, 1], and
+      `train/rho` with the distance-ratio head.
+    - In validation, and with `test/` in a test: `val/accuracy` in [0, 1], `val/accuracy_std` over episodes,
+      `val/accuracy_ci95` (half-width of the 95 % interval over other episodes of these classes) and `val/accuracy_ci95_open`
+      (the same over other classes). They are the same on every rank. With several loaders, each key ends in
+      `/dataloader_idx_0` and so on.
+
+    A message reports the evaluated episodes once in a run, and again if they change: their number, sizes and hash, and
+    whether batch statistics were used. `evaluation_results` contains this information, too.
+
+    The values are NaN, with one warning that gives the reason, if the episodes cannot be drawn: a class has too few images,
+    `limit_val_batches` or `fast_dev_run` cuts the run, embeddings are not finite, or labels are strings in some batches and
+    integers in others. Nothing is evaluated in Lightning's sanity check.
 
     Args:
-        backbone: The network from images to embeddings: `conv4`, `resnet18`, or a module that returns (images, dim).
-        head: The mapping from distances to logits: `dr` for the distance-ratio head, `softmax` for the head of
-            prototypical networks, or a module `(query, prototypes) -> logits`, such as
-            `DistanceRatioHead(distance="angular")`.
+        backbone: Network from images to embeddings: `"conv4"`, `"resnet18"`, or a module that returns (images, dim).
+        head: Mapping from distances to logits: `"dr"` for the distance-ratio head, `"softmax"` for the head of prototypical
+            networks, or a module `(query, prototypes) -> logits`, such as `DistanceRatioHead(distance="angular")`.
         in_channels: Channels of the images, for a backbone given by name.
         shots: Support images per class in a training episode, at least 1.
-        representation: What represents a class, in training and evaluation: the `mean` of its support, or its support point
-            `nearest` to the query, see `class_logits`.
-        episodes_per_batch: Number of episodes in a training batch, at least 1, all of equal size; the loss is the mean
-            over all queries. Batch norm normalises them together.
-        learning_rate: Step size of Adam, positive.
-        evaluation: The episodes that are drawn for validation and test; a mapping with the same fields, as in
-            checkpoints, is accepted, too.
-        val_episodes: Number of episodes that are drawn for validation; by default as many as for the test.
-        batch_statistics: Let batch norm use the statistics of the episode during evaluation. The prediction for a query
-            then depends on the other queries (a transductive setting, which scores higher), so the flag is part of
-            `evaluation_results`. Running statistics are neither used nor changed.
-        evaluation_batches: `images`: each evaluation batch holds any images. `episodes`: each evaluation batch is one
-            episode of the sizes in `evaluation`, as an `EpisodicBatchSampler(..., fixed=True)` draws it.
+        representation: `"mean"` represents a class by the mean of its support, `"nearest"` by its support point that is
+            nearest to the query. See `class_logits`.
+        episodes_per_batch: Number of episodes per training batch, at least 1, all of equal size. The loss is the mean over
+            all queries. Batch norm normalises all episodes together.
+        learning_rate: Learning rate of Adam, positive.
+        evaluation: The validation and test episodes; also a mapping with the same fields, as in checkpoints.
+        val_episodes: Number of validation episodes; by default the number of test episodes.
+        batch_statistics: Whether batch norm uses the statistics of the episode in evaluation. The prediction for a
+            query then depends on the other queries: this transductive setting gives higher accuracies, so
+            `evaluation_results` contains
+            the flag. Running statistics are neither used nor changed.
+        evaluation_batches: `"images"` if evaluation batches contain any images; `"episodes"` if each evaluation batch is one
+            episode of the sizes in `evaluation`, as `EpisodicBatchSampler(..., fixed=True)` draws it.
 
     Attributes:
-        evaluation_results: The latest `EpisodeAccuracy` of each stage, by `"val"` or `"test"`; with several loaders by
+        evaluation_results: The latest `EpisodeAccuracy` of `"val"` and `"test"`; with several loaders, of
             `"val/dataloader_idx_0"` and so on. There is no entry if the latest evaluation failed.
 
     Raises:
-        ValueError: If a number is too small, a name is unknown, or `batch_statistics` is requested where it has no
-            meaning: with `evaluation_batches="images"`, or with a backbone without batch norm. In a training: if rho
-            becomes infinite or NaN; the message names the step and the last finite value.
+        ValueError: A number is too small, a name is unknown, or `batch_statistics` has no meaning: with
+            `evaluation_batches="images"`, or with a backbone without batch norm. Training raises it if rho becomes
+            infinite or NaN; the message names the step and the last finite value.
 
-    Note: If a backbone or head is passed as a module, the checkpoint holds its weights but not its construction: pass
-    it again, `ProtoNet.load_from_checkpoint(path, backbone=MyBackbone())`. If it is configured with LightningCLI
-    (`class_path`), it is rebuilt automatically.
+    Note: If you pass a backbone or head as a module, the checkpoint contains its weights but not its construction: pass it
+    again, `ProtoNet.load_from_checkpoint(path, backbone=MyBackbone())`. If LightningCLI configures it (`class_path`), it is
+    rebuilt automatically.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning".
 
     Examples:
-        >>> import torch
-        >>> model = ProtoNet("conv4", head="dr", in_channels=1, evaluation=EpisodeProtocol(ways=20))
-        >>> model(torch.zeros(2, 1, 32, 32)).shape
-        torch.Size([2, 256])
+        >>> from lightning.pytorch import Trainer
+        >>> from torch.utils.data import DataLoader
+        >>> images = torch.tensor([[0.0], [1.0], [2.0], [6.0], [5.0], [7.0], [8.0], [9.0]])
+        >>> data = list(zip(images, [0, 0, 0, 0, 1, 1, 1, 1], strict=True))
+        >>> model = ProtoNet(nn.Flatten(), evaluation=EpisodeProtocol(ways=2, shots=1, queries=3, episodes=100))
+        >>> trainer = Trainer(logger=False, enable_progress_bar=False, enable_checkpointing=False)
+        >>> _ = trainer.validate(model, DataLoader(data, batch_size=4), verbose=False)
+        >>> trainer.callback_metrics["val/accuracy"]
+        tensor(0.7508)
     """
 
     def __init__(
@@ -200,14 +207,14 @@ class ProtoNet(LightningModule):
         check_representation(representation, "ProtoNet")
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
         val_episodes = self.evaluation.episodes if val_episodes is None else val_episodes
-        # A validation may be shorter than the test: its interval need not be as narrow.
+        # Validation may be shorter than the test, because its interval may be wider.
         self.validation = replace(self.evaluation, episodes=val_episodes)
         networks = {"backbone": backbone, "head": head}
         modules = [name for name, network in networks.items() if isinstance(network, nn.Module)]
         self.save_hyperparameters(ignore=[*modules, "evaluation", "val_episodes"])
-        if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
+        if "_instantiator" in self.hparams:  # LightningCLI passes the configuration of modules, which can be saved
             self.save_hyperparameters()
-        else:  # plain numbers, which any reader of a checkpoint can load
+        else:  # plain numbers, so that any program can load the checkpoint
             self.save_hyperparameters({"evaluation": asdict(self.evaluation), "val_episodes": val_episodes})
         self.backbone = make_backbone(backbone, in_channels)
         self.head = make_head(head)
@@ -219,27 +226,26 @@ class ProtoNet(LightningModule):
         self.evaluation_batches = evaluation_batches
         _check_settings(self)
         self.evaluation_results: dict[str, EpisodeAccuracy] = {}
-        # While an evaluation runs: the embeddings of each loader, or the accuracy of each of its episodes.
+        # During an evaluation: the embeddings of each loader, or the accuracy of each of its episodes.
         self._stores: list[EmbeddingStore] = []
-        # While an evaluation runs: the number of a loader -> why a batch did not fit its earlier ones, or is not finite.
+        # During an evaluation: loader index -> the reason why a batch cannot be used.
         self._misfits: dict[int, ValueError] = {}
-        # The part of the data of this process in this evaluation; a process that sees those of another stores nothing.
+        # The part of the data that this process evaluates. Only the first of the processes with the same part stores it.
         self._replica = Replica(number=0, replicas=1, is_first=True)
-        # Stages and loaders whose failure was warned of.
+        # Stages and loaders for which a warning was given.
         self._warned: set[str] = set()
-        # Stage and loader -> the episodes that were named in the last message.
+        # Stage and loader -> the episodes in the last message.
         self._announced: dict[str, str] = {}
         self._exponent_watch = ExponentWatch()
 
     def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
-        """Embed images; (images, channel, height, width) for the named backbones."""
+        """Return the embeddings of images; (images, channel, height, width) for the named backbones."""
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "ProtoNet")
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Compute the loss of one episode or of several; all have equally many images of each class, more than `shots`.
+        """Return the `loss` of a batch of episodes, and its detached `embeddings` and its `labels`, for callbacks.
 
-        Returns:
-            The `loss`; for callbacks also the detached `embeddings` and the `labels` of the whole batch.
+        All classes of all episodes have the same number of images, more than `shots`.
         """
         images, labels = batch
         self._exponent_watch.see(self.global_step, self.head)
@@ -247,10 +253,9 @@ class ProtoNet(LightningModule):
         loss, hits = score_batch(
             embeddings, labels, self.head, self.representation, self.shots, self.episodes_per_batch, "training"
         )
-        # Each rank has other episodes, so the mean over all ranks is logged.
+        # Each rank has different episodes, so the mean over all ranks is logged.
         self.log("train/loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
-        # The progress bar of an 80-column terminal has about 18 columns for all values, so this one is only in the
-        # logs.
+        # Not in the progress bar: in an 80-column terminal, it has about 18 columns for all values.
         self.log("train/accuracy", hits.mean(), sync_dist=True, batch_size=len(labels))
         if isinstance(self.head, DistanceRatioHead):
             self.log("train/rho", self.head.rho, batch_size=len(labels))
@@ -262,12 +267,12 @@ class ProtoNet(LightningModule):
         self._announced = {}
 
     def on_train_end(self) -> None:
-        """Check that the last steps left a number in rho."""
+        """Check that rho is finite after the last steps."""
         self._exponent_watch.see(self.global_step, self.head, wait=True)
 
     def on_validation_epoch_start(self) -> None:
-        """Drop the embeddings of an aborted epoch; in a fit, check that rho is still a number."""
-        # A checkpoint may be written after validation, and must not have a rho that is not finite.
+        """Drop the embeddings of an aborted epoch; in a fit, check that rho is finite."""
+        # A checkpoint may be written after validation, and its rho must be finite.
         if self.trainer.state.fn == "fit":
             self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore(call="ProtoNet") for _ in evaluation_loaders(self.trainer)]
@@ -277,10 +282,10 @@ class ProtoNet(LightningModule):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
-        """Embed one batch; return its `embeddings` and `labels`, for callbacks.
+        """Return the `embeddings` and `labels` of a batch, for callbacks.
 
-        With `evaluation_batches="episodes"` it returns None: an image occurs in many episodes, and a callback that treats
-        each row as a different image would be wrong.
+        With `evaluation_batches="episodes"`, return None: an image occurs in many episodes, but callbacks would count
+        each row as a different image.
         """
         images, labels = batch
         store = self._stores[dataloader_idx]
@@ -291,8 +296,8 @@ class ProtoNet(LightningModule):
                 if self._replica.is_first:
                     store.append(embeddings, read)
             except ValueError as misfit:
-                # The batch does not fit the earlier ones. A metric must not end the run: the values of this set will be
-                # NaN.
+                # The batch cannot be combined with earlier batches. A metric must not end the run, so the values of this set
+                # will be NaN.
                 self._misfits.setdefault(dataloader_idx, misfit)
             return {"embeddings": embeddings, "labels": labels}
         with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
@@ -304,7 +309,7 @@ class ProtoNet(LightningModule):
             self._misfits.setdefault(dataloader_idx, misfit)
             return None
         accuracy = episode_accuracy(embeddings, labels, self.head, self.representation, self.evaluation)
-        # An episode is a row of the store, and its accuracy the only column.
+        # A row of the store is an episode, and its only column is the accuracy.
         if self._replica.is_first:
             store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))
         return None
@@ -320,7 +325,7 @@ class ProtoNet(LightningModule):
         self._evaluate("test", self.evaluation)
 
     def predict_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch; return `embeddings` and `labels`."""
+        """Return the `embeddings` and `labels` of a batch."""
         images, labels = batch
         return {"embeddings": self(images), "labels": labels}
 
@@ -331,14 +336,13 @@ class ProtoNet(LightningModule):
     def support_classifier(
         self, images: Shaped[Tensor, "images *shape"], labels: Shaped[Tensor, "images"]
     ) -> SupportClassifier:
-        """Make a classifier of new classes from a few labelled images, for use after training.
+        """Return a classifier of new classes, fitted to a few labelled images; use it after training.
+
+        `classifier.predict(images)` returns the classes of other images. All images are embedded in evaluation mode.
 
         Args:
             images: The support images, on any device.
-            labels: The class of each image; classes may have different numbers of images.
-
-        Returns:
-            A classifier of images, all embedded in evaluation mode: `predict(others)` names their classes.
+            labels: The class of each image. Classes may have different numbers of images.
         """
         return SupportClassifier(self.head, self.representation, embed=self._embed_for_use).fit(images, labels)
 
@@ -359,7 +363,7 @@ class ProtoNet(LightningModule):
             key = f"{stage}{suffix}"
             self.evaluation_results.pop(key, None)
             try:
-                # A process with batches that do not fit each other informs the others, which would wait for its items.
+                # If a process has an unusable batch, all processes learn of it; otherwise they would wait for its items.
                 with all_processes().together():
                     if number in self._misfits:
                         raise self._misfits[number]
@@ -368,26 +372,26 @@ class ProtoNet(LightningModule):
                 if key not in self._warned:
                     self._warned.add(key)
                     warn(
-                        f"{stage}/accuracy{suffix}, with accuracy_std, accuracy_ci95 and accuracy_ci95_open, is NaN, "
-                        f"because nothing could be evaluated. {error}"
+                        f"{stage}/accuracy{suffix}, accuracy_std, accuracy_ci95 and accuracy_ci95_open are NaN, because "
+                        f"nothing could be evaluated. {error}"
                     )
             result = self.evaluation_results.get(key)
             self._announce(key, result)
             for name, value in logged_values(result).items():
-                # At the end of an epoch Lightning no longer knows the loader, so the suffix is part of the name.
+                # At the end of an epoch Lightning does not know the loader, so the name contains the suffix.
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
 
     def _announce(self, key: str, result: EpisodeAccuracy | None) -> None:
-        """Print which episodes were scored, and why their values are NaN, once and again when they change."""
+        """Print which episodes were evaluated, and why values are NaN, once and whenever the episodes change."""
         if result is not None and self._announced.get(key) != result.episodes_in_words:
             self._announced[key] = result.episodes_in_words
-            rank_zero_info(f"{key}: accuracies are of {result.episodes_in_words}.")
+            rank_zero_info(f"{key}: accuracies over {result.episodes_in_words}.")
             for note in result.notes:
                 rank_zero_info(f"{key}: {note}")
 
 
 def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
-    """Return the accuracy of one loader; equal on every rank, because `gather` is."""
+    """Return the accuracy of one loader, the same on every rank."""
     if net.evaluation_batches == "images":
         replica = net._replica
         embeddings, labels = store.gather(unpadded_length(loader, replica), (replica.number, replica.replicas))
@@ -401,18 +405,18 @@ def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: Ep
 
 
 def _check_settings(net: ProtoNet) -> None:
-    """Refuse settings out of range; see `ProtoNet`."""
+    """Raise an error if a setting is out of range; see `ProtoNet`."""
     if net.shots < 1:
         raise InputError(
             f"ProtoNet(shots={net.shots}): a training episode needs a support image per class. Use shots >= 1."
         )
     if net.episodes_per_batch < 1:
         raise InputError(
-            f"ProtoNet(episodes_per_batch={net.episodes_per_batch}): a batch needs at least one episode. Use 1 or more."
+            f"ProtoNet(episodes_per_batch={net.episodes_per_batch}): a batch needs an episode. Use at least 1."
         )
     if not 0 < net.learning_rate < math.inf:
         raise InputError(
-            f"ProtoNet(learning_rate={net.learning_rate}): Adam needs a positive step. The papers use 1e-3."
+            f"ProtoNet(learning_rate={net.learning_rate}): Adam needs a positive learning rate. The papers use 1e-3."
         )
     if net.evaluation_batches not in ("images", "episodes"):
         raise InputError(
@@ -421,8 +425,8 @@ def _check_settings(net: ProtoNet) -> None:
     if net.batch_statistics and net.evaluation_batches == "images":
         raise InputError(
             "ProtoNet(batch_statistics=True) normalises with the statistics of an episode, but with "
-            "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes', with a "
-            "loader of whole episodes, or batch_statistics=False."
+            "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes' with a loader of "
+            "whole episodes, or batch_statistics=False."
         )
     if net.batch_statistics and not batch_norms(net.backbone):
         raise InputError(

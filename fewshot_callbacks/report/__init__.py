@@ -1,7 +1,7 @@
-"""Writes a report of an evaluation as one self-contained HTML file.
+"""Functions that write the report of an evaluation as one self-contained HTML file.
 
-`findings` looks for what the report tells, `items` makes the pictures, and `page` writes the file from `templates/`.
-`trials` writes the file of a verification. `rows` writes the queries of an evaluation as a table.
+`findings` computes the contents, `items` makes the thumbnails, and `page` writes the file from `templates/`. `trials` writes
+the report of a verification. `rows` writes the queries of an evaluation as a Parquet file.
 """
 
 from fewshot_callbacks.system.extras import required_extra

@@ -1,15 +1,15 @@
-"""What a report tells beyond the metrics: neighbours, confused classes, suspects, near duplicates.
+"""The contents of a report besides the metrics: neighbours, confused classes, suspects, near duplicates.
 
-A further finding takes six steps:
+To add a finding:
 
-1. `find` computes it.
-2. `ReportFindings` has a field for it.
-3. `page.page_data` writes it for the script. It names each item by `PageWriter.item`, which also requests the picture of the
-   item. Pictures are added to the file in the order of these calls until it is full, so calls for more important
-   findings come first.
-4. `templates/report.html.jinja`, which has all findings as `findings`, and `templates/report.js` show it.
-5. `page._omissions` has a sentence on it where it is sampled or cut.
-6. The table of sections in `docs/evaluate/report.md` lists it.
+1. Compute it in `find`.
+2. Add a field to `ReportFindings`.
+3. Write it for the script in `page.page_data`. Get the name of each item from `PageWriter.item`, which also requests the
+   item's thumbnail. Thumbnails are added in the order of these calls until the file is full, so more important findings
+   come first.
+4. Show it in `templates/report.html.jinja`, where all findings are available as `findings`, and in `templates/report.js`.
+5. If it is sampled or cut, add a sentence to `page._omissions`.
+6. Add it to the table of sections in `docs/evaluate/report.md`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from fewshot_callbacks.functional.suspects import Suspects, suspects
 from fewshot_callbacks.report.items import Key, ReportItems
 from fewshot_callbacks.report.settings import ReportSettings
 
-# Largest number of worst queries of one class, so that one class does not fill the list. User pages spell it out, and
-# `tests/report/test_findings.py` compares them.
+# Largest number of worst queries per class, so that one class does not fill the list. The documentation states this number,
+# and `tests/report/test_findings.py` checks it.
 WORST_OF_A_CLASS = 3
-# Number of first neighbours of a query among which confusions are counted.
+# Confusions are counted among this many nearest neighbours of a query.
 CONFUSION_K = 5
 # Number of neighbours that vote on a label.
 SUSPECT_K = 10
-# Number of queries that one model ranks better than the other, and the largest number of one class among them.
+# Largest number of queries that one model ranks better than the other, in total and per class.
 CHANGED = 4
 CHANGED_OF_A_CLASS = 2
 
 
 class RetrievedItem(NamedTuple):
-    """An item that was retrieved for a query.
+    """A retrieved item.
 
     Attributes:
-        item: Its index in the set that was searched.
-        score: Its score; larger is closer.
-        relevant: Whether it is relevant to the query.
-        tied: Whether another candidate of the query has the same score.
+        item: The index of the item in the searched set.
+        score: The score; a larger score is closer.
+        relevant: Whether the item is relevant to the query.
+        tied: Whether another candidate has the same score.
     """
 
     item: int
@@ -58,18 +58,18 @@ class RetrievedItem(NamedTuple):
     tied: bool
 
 
-# The items that were retrieved for a query, the closest first.
+# The retrieved items of a query, the closest first.
 Retrieved = list[RetrievedItem]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """An evaluation with the sets that were evaluated.
+    """An evaluation with its items.
 
     Attributes:
         report: The result of `evaluate_retrieval` for all queries.
         queries: The queries.
-        gallery: The gallery; None if each query is searched among all others.
+        gallery: The gallery; None if each query is searched among all other queries.
         name: Name of the model or of its file.
     """
 
@@ -80,22 +80,18 @@ class Model:
 
     @property
     def searched(self) -> ReportItems:
-        """The items among which the queries are searched."""
+        """The searched items: the gallery, or the queries if there is none."""
         return self.queries if self.gallery is None else self.gallery
 
     def nearest(
         self, query_indices: Sequence[int] | Int[np.ndarray, "chosen"], k: int, memory_mb: float | None = None
     ) -> Neighbours:
-        """Find the first k candidates of the chosen queries.
+        """Return the k nearest neighbours of the chosen queries, in the order of `query_indices`.
 
         Args:
             query_indices: Indices of the chosen queries.
-            k: Number of candidates.
-            memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512.
-
-        Returns:
-            The neighbours of the chosen queries, in their order: `queries` numbers `self.queries`, and `indices` numbers
-            `self.searched`, which is the gallery if there is one.
+            k: Number of neighbours; their `indices` refer to `self.searched`.
+            memory_mb: Memory bound of the search beyond the embeddings, in MB; None is 512.
         """
         gallery = self.gallery
         return nearest(
@@ -112,7 +108,7 @@ class Model:
         )
 
     def retrieved(self, neighbours: Neighbours, k: int | None = None) -> list[Retrieved]:
-        """List the first k neighbours of each query, as `nearest` returned them; by default all of them."""
+        """Return the first k neighbours of each query in a result of `nearest`; by default all neighbours."""
         query_labels = self.queries.labels
         item_labels = self.searched.labels
         results = []
@@ -133,7 +129,7 @@ class Model:
 
 
 def _is_relevant(query_label: Any, item_label: Any) -> bool:
-    """Return whether an item has the label of the query, or one of its labels."""
+    """Return whether the item has the query's label, or shares one of several labels."""
     if isinstance(query_label, tuple) and isinstance(item_label, tuple):
         return not set(query_label).isdisjoint(item_label)
     return bool(query_label == item_label)
@@ -141,11 +137,11 @@ def _is_relevant(query_label: Any, item_label: Any) -> bool:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Near duplicates of one kind.
+    """Near duplicates in one set or between two sets.
 
     Attributes:
-        kind: Where they are, such as "inside queries" or "between queries and gallery".
-        pairs: The two items and the score of the most similar pairs, the most similar first.
+        kind: The sets, such as "inside queries" or "between queries and gallery".
+        pairs: The two items and the score of each listed pair, the most similar pair first.
         total: Number of all pairs.
     """
 
@@ -156,12 +152,12 @@ class Duplicates:
 
 @dataclass(frozen=True, eq=False)
 class ModelComparison:
-    """The queries that two models rank most differently, the greatest difference first.
+    """The queries that two models rank most differently, the largest difference first.
 
     Attributes:
         better: Queries that the first model ranks better.
         worse: Queries that the second model ranks better.
-        retrieved: Each of these queries -> what the second model retrieves for it.
+        retrieved: Query -> the items that the second model retrieves.
     """
 
     better: list[int]
@@ -171,23 +167,23 @@ class ModelComparison:
 
 @dataclass(frozen=True, eq=False)
 class ReportFindings:
-    """What a report tells beyond the metrics.
+    """The contents of a report besides the metrics.
 
     Attributes:
-        worst: The queries of the lowest average precision, at most `WORST_OF_A_CLASS` of a class.
-        searchable: The queries that the search finds; the worst are among them.
-        retrieved: Each query that is shown -> what is retrieved for it.
+        worst: The queries with the lowest average precision, at most `WORST_OF_A_CLASS` per class.
+        searchable: The queries that the search covers, including the worst queries.
+        retrieved: Shown query -> its retrieved items.
         comparison: The queries that a second model ranks differently; None without a second model.
-        confused: Label of queries -> the other label that is most frequent among their first `CONFUSION_K` neighbours, and
-            its share.
+        confused: Label of queries -> the most frequent other label among their `CONFUSION_K` nearest neighbours, and its
+            fraction.
         confusion_queries: Number of queries whose neighbours were counted for `confused`.
-        suspects: Items that are probably mislabelled, by the votes of `SUSPECT_K` neighbours; None if they could not be
-            looked for, or were not asked for.
-        suspect_keys: The set and the index of each item that `suspects` numbers.
-        duplicates: Near duplicates of each kind.
-        leakage: The queries that have a copy among the training items, and the metrics without them; None without training
-            items, or if near duplicates were not asked for.
-        notes: A sentence on each finding that is missing.
+        suspects: Items that are probably mislabelled, according to `SUSPECT_K` neighbours; None if they were not
+            requested or could not be computed.
+        suspect_keys: The set and the index of each item to which the indices in `suspects` refer.
+        duplicates: Near duplicates in each set and between sets.
+        leakage: The queries that have a copy among the training items, and the metrics without these queries; None without
+            training items, or if near duplicates were not requested.
+        notes: A sentence on each missing finding.
     """
 
     worst: list[int]
@@ -211,9 +207,9 @@ def find(
     Args:
         model: The evaluation.
         other: An evaluation of the same queries by a second model.
-        train: Another split, to be searched for near duplicates of the evaluated items.
-        settings: The numbers of items, neighbours and pairs that the report shows.
-        sets: Queries, gallery if there is one, training items if there are some.
+        train: Another split, in which near duplicates of the evaluated items are searched.
+        settings: The numbers of items, neighbours and pairs in the report.
+        sets: The queries, the gallery if there is one, and the training items if there are any.
     """
     labels = model.report.query_labels.numpy()
     worst = worst_queries(model.report, settings.worst)
@@ -224,7 +220,7 @@ def find(
         comparison = _compare(model, other, settings)
         panel_queries = _each_once([*searchable, *comparison.better, *comparison.worse])
 
-    # One search serves both the queries with a panel and the sample from which confusions are counted.
+    # One search for both the queries with a panel and the sample for confusions.
     confusion_sample = sample_of_classes(labels, settings.confusion_queries)
     queries = np.union1d(np.array(panel_queries, np.int64), np.array(confusion_sample, np.int64))
     neighbours = model.nearest(queries, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
@@ -248,15 +244,14 @@ def find(
 
 
 def _each_once(queries: Sequence[int]) -> list[int]:
-    """Return the queries without repetitions, in their order."""
+    """Return the queries without duplicates, in the same order."""
     return list(dict.fromkeys(queries))
 
 
 def _compare(model: Model, other: Model, settings: ReportSettings) -> ModelComparison:
     """Return the queries that two models rank most differently, with the second model's retrieved items.
 
-    Both the queries that the first model ranks better and the queries that it ranks worse are limited to `CHANGED`, and
-    to `CHANGED_OF_A_CLASS` per class.
+    For each model there are at most `CHANGED` queries that it ranks better, and at most `CHANGED_OF_A_CLASS` per class.
     """
     labels = model.report.query_labels.numpy()
     gain = (model.report.per_query["mAP"] - other.report.per_query["mAP"]).numpy()
@@ -270,26 +265,24 @@ def _compare(model: Model, other: Model, settings: ReportSettings) -> ModelCompa
 
 
 def worst_queries(report: RetrievalReport, count: int, among: Bool[np.ndarray, "queries"] | None = None) -> list[int]:
-    """Choose the queries of the lowest average precision, at most `WORST_OF_A_CLASS` of a class.
-
-    A query whose average precision is 1 is never chosen.
+    """Return the queries with the lowest average precision below 1, at most `WORST_OF_A_CLASS` per class.
 
     Args:
         report: The evaluation.
-        count: The largest number of queries.
-        among: Whether each query may be chosen; by default all may.
+        count: Largest number of queries.
+        among: Whether each query may be chosen; by default any query.
     """
     precision = report.per_query["mAP"].numpy()
     may_be_chosen = precision < 1
     if among is not None:
         may_be_chosen &= among
-    # Without classes each query is the only one of its class.
+    # Without classes, each query counts as a class.
     labels = report.query_labels.numpy() if report.classes else np.arange(len(precision))
     return _lowest_of_classes(np.where(may_be_chosen, precision, np.nan), labels, count, WORST_OF_A_CLASS)
 
 
 def confident_mistakes(model: Model, queries: Int[np.ndarray, "chosen"], count: int) -> list[int]:
-    """Choose the queries whose first neighbour is irrelevant with the highest scores, among those given by their indices."""
+    """Return up to `count` of the queries with an irrelevant nearest neighbour, the highest score first."""
     if not count or not len(queries):
         return []
     mistakes = []
@@ -301,10 +294,7 @@ def confident_mistakes(model: Model, queries: Int[np.ndarray, "chosen"], count: 
 def _lowest_of_classes(
     values: Float[np.ndarray, "queries"], labels: Int[np.ndarray, "queries"], count: int, most_of_a_class: int
 ) -> list[int]:
-    """Return the queries of the lowest values, at most `count` in all and `most_of_a_class` of each class.
-
-    Queries with a NaN are never chosen.
-    """
+    """Return the queries with the lowest finite values, at most `count` in total and `most_of_a_class` per class."""
     lowest: list[int] = []
     count_of_class: Counter[int] = Counter()
     for query in np.argsort(values, kind="stable").tolist():  # NaN comes last
@@ -318,12 +308,12 @@ def _lowest_of_classes(
 
 
 def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
-    """Draw queries from all classes in proportion to their size; all queries if there are no more than `count`."""
+    """Return a sample of `count` queries, from all classes in proportion to their sizes; all queries if there are fewer."""
     if len(labels) <= count:
         return list(range(len(labels)))
     if not count:
         return []
-    # The seed is fixed, so that two reports of the same files are equal.
+    # With a fixed seed, two reports of the same files are equal.
     shuffled = np.random.default_rng(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     steps = ((np.arange(count) + 0.5) * (len(labels) / count)).astype(np.int64)
@@ -333,12 +323,12 @@ def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[in
 def confusions(
     neighbours: Neighbours, query_labels: Sequence[Any], item_labels: Sequence[Any]
 ) -> Counter[tuple[Any, Any]]:
-    """Count the neighbours of another class: (label of the query, label of the neighbour) -> number of neighbours.
+    """Return (query label, neighbour label) -> number of neighbours, for neighbours of another class.
 
     Args:
-        neighbours: The neighbours of the queries that count.
+        neighbours: The neighbours of the counted queries.
         query_labels: Labels of all queries.
-        item_labels: Labels of the items that were searched.
+        item_labels: Labels of the searched items.
     """
     counts: Counter[tuple[Any, Any]] = Counter()
     for query, indices in zip(neighbours.query_indices.tolist(), neighbours.indices.tolist(), strict=True):
@@ -361,14 +351,14 @@ def _rows_of(neighbours: Neighbours, rows: Int[np.ndarray, "chosen"], k: int) ->
 
 
 def _most_confused(neighbours: Neighbours, model: Model) -> dict[Any, tuple[Any, float]]:
-    """Return, for each label of queries, the most frequent other label among their neighbours, and its share."""
+    """Return query label -> the most frequent other label among the queries' neighbours, and its fraction."""
     labels = model.queries.labels
     neighbours_of_label: Counter[Any] = Counter()
     for query, count in zip(neighbours.query_indices.tolist(), neighbours.found.tolist(), strict=True):
         neighbours_of_label[labels[query]] += count
     counts = confusions(neighbours, labels, model.searched.labels)
     confused: dict[Any, tuple[Any, float]] = {}
-    # The most frequent confusion comes first; equally frequent ones are ordered by name.
+    # The most frequent confusion first; ties are ordered by name.
     for (label, wrong_label), count in sorted(counts.items(), key=lambda pair: (-pair[1], str(pair[0][1]))):
         if label not in confused:
             confused[label] = (wrong_label, count / neighbours_of_label[label])
@@ -376,7 +366,7 @@ def _most_confused(neighbours: Neighbours, model: Model) -> dict[Any, tuple[Any,
 
 
 class _EvaluatedItems(NamedTuple):
-    """Queries and gallery items as one set, each item once."""
+    """Queries and gallery items as one set; each item is in it once."""
 
     embeddings: Any
     labels: list[Any]
@@ -389,7 +379,7 @@ def _evaluated_items(model: Model) -> _EvaluatedItems:
     query_keys: list[Key] = [(0, index) for index in range(len(queries))]
     if gallery is None:
         return _EvaluatedItems(queries.embeddings, list(queries.labels), query_keys)
-    # An item that is both query and gallery item would confirm its own label.
+    # A gallery item that is also a query would confirm its own label.
     added = np.arange(len(gallery))
     if queries.ids is not None and gallery.ids is not None:
         added = np.flatnonzero(~np.isin(np.asarray(gallery.ids), np.asarray(queries.ids)))
@@ -404,7 +394,7 @@ def _evaluated_items(model: Model) -> _EvaluatedItems:
 
 
 def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | None, list[Key], list[str]]:
-    """Return the suspects, the set and index of each item that they number, and a note if the search is impossible."""
+    """Return the suspects, the key of each item to which their indices refer, and a note if they cannot be computed."""
     if not settings.suspects:
         return None, [], []
     items = _evaluated_items(model)
@@ -417,17 +407,17 @@ def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | N
             memory_mb=settings.memory_mb,
         )
     except ValueError as error:
-        return None, [], [f"Suspects are left out. {error}"]
+        return None, [], [f"Suspects could not be computed. {error}"]
     return result, items.keys, []
 
 
 def _find_duplicates(
     model: Model, train: ReportItems | None, settings: ReportSettings, sets: Sequence[ReportItems]
 ) -> list[Duplicates]:
-    """Find near duplicates inside the searched set, between queries and gallery, and between training items and both.
+    """Return the near duplicates in the searched set, between queries and gallery, and between training items and both.
 
-    An item that is both query and gallery item, by its id, is no duplicate of itself; an evaluated item that is a training
-    item is one.
+    If a query and a gallery item have the same id, they are one item and not a duplicate. If an evaluated item and a
+    training item have the same id, they are a duplicate.
     """
     if not settings.duplicates:
         return []
@@ -442,7 +432,7 @@ def _find_duplicates(
 
 
 def _find_leakage(model: Model, train: ReportItems | None, settings: ReportSettings) -> Leakage | None:
-    """Return the queries that have a copy among the training items, by the threshold of near duplicates."""
+    """Return the queries that have a near duplicate among the training items, and the metrics without these queries."""
     if train is None or not settings.duplicates:
         return None
     queries = model.queries
@@ -458,7 +448,7 @@ def _find_leakage(model: Model, train: ReportItems | None, settings: ReportSetti
 
 
 def _dim(items: ReportItems) -> int:
-    """Return the number of components of an embedding."""
+    """Return the dimension of the embeddings."""
     return int(torch.as_tensor(items.embeddings[:1]).shape[1])
 
 
@@ -471,15 +461,15 @@ def _duplicates_between(
     *,
     with_ids: bool,
 ) -> Duplicates:
-    """Find near duplicates between two sets, given by number, or inside one; binary codes by their equal bits.
+    """Return the near duplicates between two sets, or in one set; binary codes are compared by their Hamming distance.
 
     Args:
         sets: The sets of the report.
-        first: Number of one set.
-        second: Number of the other set, or of the same one.
-        settings: The numbers of the report.
+        first: Index of one set.
+        second: Index of the other set, or of the same set.
+        settings: The settings of the report.
         report: The evaluation.
-        with_ids: Whether two items with the same id are one item, and no pair.
+        with_ids: Whether two items with the same id are one item, and so not a pair.
     """
     first_items = sets[first]
     second_items = sets[second]
@@ -498,7 +488,7 @@ def _duplicates_between(
         None if is_one_set else second_items.embeddings,
         min_score=copy_score(settings.duplicates_from, report, _dim(first_items)),
         similarity="hamming" if report.similarity == "hamming" else "cosine",
-        # Each item may be found as a duplicate of itself in the other set; these pairs are left out below.
+        # Each item may also be found as its own duplicate in the other set; these pairs are removed below.
         most=settings.duplicates + (len(first_items) if has_ids else 0),
         memory_mb=settings.memory_mb,
     )

@@ -1,4 +1,4 @@
-"""A set of items in a report: embeddings, labels, and small pictures, as a browser takes them from inside the file."""
+"""The items of a report: embeddings, labels and thumbnails, which are stored in the HTML file."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from fewshot_callbacks.files.images import (
     read_image,
 )
 
-# The endings that torchvision's ImageFolder reads, and GIF.
+# The file extensions of torchvision's ImageFolder, and GIF.
 IMAGE_ENDINGS = (*ENDINGS, ".gif")
 
-# A function of the index of an item that returns its picture: a Pillow image, a tensor, an array or a text. If it
-# raises an error, the report notes it.
+# A function that returns the image of an item from its index: a Pillow image, a tensor, an array or a text. If it raises an
+# error, the report notes the error.
 Picture = Callable[[int], Any]
-# Largest number of characters of a text that are shown.
+# Largest number of shown characters of a text.
 MAX_TEXT = 160
-# Largest side of a picture that is encoded without loss, in pixels.
+# Thumbnails with sides of up to this many pixels are encoded without loss.
 MAX_LOSSLESS = 48
-# Bytes of the quotes, the colon and the comma around a name and its picture.
+# Bytes of the quotes, the colon and the comma around a name and its thumbnail.
 JSON_BYTES = 8
-# The number of a set in the report, and the index of an item in it.
+# The index of a set in the report, and the index of an item in the set.
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class ReportItems:
-    """Items of one set.
+    """The items of one set.
 
     Attributes:
-        embeddings: (items, dim) rows.
-        labels: (items,) integers, words or tuples of several, in the order of the embeddings.
+        embeddings: (items, dim).
+        labels: (items,): integers, strings, or tuples of several integers.
         name: Name of the set, such as "queries".
-        picture: Returns what is shown of an item, from its index; None if there is nothing to show.
-        files: Name of each item's file, which is also shown.
-        label_names: Label -> its name, for labels that are integers.
-        ids: (items,) identity of each item, as `evaluate_retrieval` takes them.
-        groups: (items,) group of each item, as `evaluate_retrieval` takes them.
+        picture: Function from the index of an item to its image or text; None if there is nothing to show.
+        files: File name of each item, which is also shown.
+        label_names: Label -> name, for integer labels.
+        ids: (items,), the identity of each item, as in `evaluate_retrieval`.
+        groups: (items,), the group of each item, as in `evaluate_retrieval`.
     """
 
     embeddings: Any
@@ -69,29 +69,26 @@ class ReportItems:
         return len(self.labels)
 
     def label(self, label: int | str | tuple[int, ...]) -> str:
-        """Name a label."""
+        """Return the name of a label."""
         return str(label if self.label_names is None else self.label_names.get(label, label))
 
 
 def image_files(folder: Path) -> list[Path]:
-    """List the images of a folder in the order of torchvision's ImageFolder, or sorted by name where it has no folders.
+    """Return the images of a folder, in the order of torchvision's ImageFolder; without class folders, sorted by name.
 
     Args:
-        folder: A folder with one folder for each class, or with the images themselves.
-
-    Returns:
-        The paths of the images, at least one.
+        folder: A folder with one folder per class, or a folder of images.
 
     Raises:
-        ValueError: If the folder does not exist, has no image, or has a link to a folder that was read already.
+        ValueError: The folder does not exist, contains no images, or contains two links to the same folder.
     """
     return find_images(folder).files
 
 
 def find_images(folder: Path) -> ImageListing:
-    """List the images of a folder as `image_files` does, and count the files that were skipped."""
+    """Return the images of a folder, as `image_files` does, with the number of skipped files."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder. Pass the folder that holds the images.")
+        raise InputError(f"{folder} is not a folder. Pass the folder that contains the images.")
     of_systems = Counter[str]()
     class_folders = list_folders(folder, of_systems)
     if class_folders:
@@ -103,41 +100,40 @@ def find_images(folder: Path) -> ImageListing:
         skipped = listing.describe_skipped()
         reason = f"; {skipped}" if skipped else ""
         raise InputError(
-            f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}){reason}. Pass the folder that holds them."
+            f"{folder} contains no image ({', '.join(IMAGE_ENDINGS)}){reason}. Pass the folder that contains the images."
         )
     return listing
 
 
 def pictures_of_files(files: Sequence[Path], longest: int, background: str = "white") -> Picture:
-    """Return a function that opens the image of an item; a JPEG is decoded only as large as a thumbnail needs.
+    """Return a function that returns the image of an item: a Pillow image, upright and opaque.
+
+    A JPEG file is decoded at a reduced size that is large enough for a thumbnail. The function raises a ValueError if
+    an image cannot be read.
 
     Args:
         files: The image file of each item.
-        longest: Pixels of the longer side of a thumbnail.
-        background: The colour behind what is transparent.
-
-    Returns:
-        A function of the index of an item that returns a Pillow image, upright and opaque, and raises a ValueError where
-        that cannot be read.
+        longest: Longer side of a thumbnail, in pixels.
+        background: Colour behind transparent pixels.
     """
     return partial(_open, files, longest, background)
 
 
 def _open(files: Sequence[Path], longest: int, background: str, index: int) -> Image.Image:
-    # The image is read at twice the size, so that a thumbnail is an average of pixels, not a selection.
+    # At twice the size, a thumbnail is an average of pixels instead of a selection.
     return read_image(files[index], 2 * longest, background)
 
 
 @dataclass
 class Thumbnails:
-    """Pictures and texts of items, within a number of bytes.
+    """Thumbnails and texts of items, up to a total size.
 
     Attributes:
         sets: The sets of items.
-        longest: Pixels of the longer side.
-        free_bytes: Bytes that are left for further pictures and texts.
-        background: The colour behind what is transparent.
-        images: Name of an item -> its picture as a data URI.
+        longest: Longer side of a thumbnail, in pixels.
+        free_bytes: Free space in bytes.
+        background: Colour behind transparent pixels.
+        images: Name of an item -> its thumbnail as a data URI.
         texts: Name of an item -> its text.
         failures: A sentence on each item that could not be shown.
         omitted: Number of items that did not fit.
@@ -153,7 +149,7 @@ class Thumbnails:
     omitted: int = 0
 
     def add(self, keys: Iterable[Key]) -> None:
-        """Add items, the most important ones first; each item is added once."""
+        """Add items in this order; each item is added once."""
         for key in dict.fromkeys(keys):
             name = name_of(key)
             has_picture = self.sets[key[0]].picture is not None
@@ -161,13 +157,13 @@ class Thumbnails:
                 self._add(key, name)
 
     def _add(self, key: Key, name: str) -> None:
-        """Add one item, or note why it is left out."""
+        """Add one item, or note why it was left out."""
         if self.free_bytes <= 0:
             self.omitted += 1
             return
         try:
             content, is_text = self._content(key)
-        except Exception as error:  # one unreadable image must not affect the others
+        except Exception as error:  # an unreadable image must not affect other images
             self._note_failure(key, error)
             return
         self.free_bytes -= len(content) + len(name) + JSON_BYTES
@@ -191,14 +187,13 @@ class Thumbnails:
     def _note_failure(self, key: Key, error: Exception) -> None:
         set_number, index = key
         items = self.sets[set_number]
-        # A file name may be written from right to left: these characters isolate its direction from the rest of the
-        # sentence.
+        # These characters isolate the direction of a right-to-left file name from the rest of the sentence.
         file = "" if items.files is None else f" (\u2068{items.files[index]}\u2069)"
         self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
 
 
 def name_of(key: Key) -> str:
-    """Name an item in the file.
+    """Return the name of an item in the page.
 
     Examples:
         >>> name_of((0, 12)), name_of((1, 3))
@@ -208,15 +203,12 @@ def name_of(key: Key) -> str:
 
 
 def data_uri(original: object, longest: int, background: str = "white") -> str:
-    """Encode an image as WebP, without loss where it is small.
+    """Return an image as the data URI of a WebP thumbnail; a small image is encoded without loss.
 
     Args:
         original: A Pillow image, a tensor or an array.
-        longest: Pixels of the longer side of the picture; smaller images keep their size.
-        background: The colour behind what is transparent in a Pillow image.
-
-    Returns:
-        The picture as a data URI.
+        longest: Longer side of the thumbnail, in pixels; a smaller image keeps its size.
+        background: Colour behind transparent pixels of a Pillow image.
     """
     image = _rgb_image(original, longest, background)
     image.thumbnail((longest, longest))
@@ -226,10 +218,10 @@ def data_uri(original: object, longest: int, background: str = "white") -> str:
 
 
 def _rgb_image(original: object, longest: int, background: str) -> Image.Image:
-    """Return an image of 8 bits in red, green and blue."""
+    """Return an 8-bit image in red, green and blue."""
     if isinstance(original, Image.Image) and has_known_range(original):
         return as_seen(original, background).convert("RGB")
-    from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - matplotlib, which files of images do not need
+    from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - image files do not need matplotlib
 
     picture = to_picture(original, longest=max(256, longest))
     values = np.rint(255 * picture).astype(np.uint8)

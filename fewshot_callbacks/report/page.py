@@ -1,4 +1,4 @@
-"""Writes a report as one self-contained HTML file: sentences for its template, plain data for its script."""
+"""Functions that write a report as one self-contained HTML file: texts for the template, and data for the script."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from fewshot_callbacks.report.items import MAX_TEXT, Key, ReportItems, Thumbnail
 from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.system.words import counted
 
-# The metrics that are shown first, before Grouped Recall@1 and the recalls at a precision.
+# The metrics at the top, followed by Grouped Recall@1 and the recalls at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "pair_f1")
-# Largest number of slices of an attribute that are listed.
+# Largest number of listed slices per attribute.
 LISTED_SLICES = 50
 
 
 @dataclass(frozen=True)
 class MetricText:
-    """A metric as it is written.
+    """The texts of a metric.
 
     Attributes:
         name: The name of the metric.
-        value: Its value as a text.
-        interval: Its confidence interval as a text, or nothing.
+        value: The value.
+        interval: The confidence interval, or an empty text.
         meaning: One sentence on its meaning.
     """
 
@@ -66,7 +66,7 @@ class MetricText:
 
 
 def metric_texts(report: Values) -> list[MetricText]:
-    """Write all metrics of a report."""
+    """Return the texts of all metrics of a report."""
     texts = []
     for name, value in report.metrics().items():
         value_text = "n/a" if math.isnan(value) else f"{value:.4f}"
@@ -85,14 +85,14 @@ def _interval_text(report: Values, metric: str) -> str:
 
 
 def headline(report: RetrievalReport) -> list[MetricText]:
-    """Choose the metrics that are shown first."""
+    """Return the metrics at the top of the page."""
     by_name = {metric.name: metric for metric in metric_texts(report)}
     further_names = [name for name in by_name if name.startswith(("recall@precision", "grouped_recall@1"))]
     return [by_name[name] for name in (*HEADLINES, *further_names) if name in by_name]
 
 
 def pair_counts(report: RetrievalReport) -> dict[str, Any] | None:
-    """Write the counts at each threshold, and the operating points among them; None if no pairs were counted."""
+    """Return the counts at each threshold, and the operating points; None if no pairs were counted."""
     if report.pooled is None:
         return None
     counts = report.pair_counts
@@ -111,7 +111,7 @@ def pair_counts(report: RetrievalReport) -> dict[str, Any] | None:
 
 
 def _operating_points(report: RetrievalReport) -> list[dict[str, Any]]:
-    """Name the operating points, with the index of the nearest counted threshold of each."""
+    """Return the name of each operating point, and the index of the nearest counted threshold."""
     counts = report.pair_counts
     has_best_f1 = report.decision.f1 == _best_f1(counts)
     points = [("best F1" if has_best_f1 else "decision", report.decision.threshold)]
@@ -132,12 +132,11 @@ def _best_f1(counts: PairCounts) -> float:
 
 
 def class_table(model: Model, other: Model | None, findings: ReportFindings) -> list[list[Any]]:
-    """Write a row for each class.
+    """Return a row per class.
 
-    Returns:
-        Name, number of queries, mAP, recall@1, the class it is most confused with and the share of that class among its
-        neighbours; with a second model, also the mAP of that. What is not known is None, and a class without a confusion
-        is "" and 0.
+    A row contains the class name, the number of queries, mAP, recall@1, the class with which it is most often confused,
+    and the fraction of this class among the neighbours; with a second model, also the mAP of this model. Unknown values
+    are None. Without a confusion, the confused class is "" and its fraction is 0.
     """
     report = model.report
     average_precision = _class_means(report.per_query["mAP"], report.query_labels)
@@ -170,29 +169,29 @@ def class_table(model: Model, other: Model | None, findings: ReportFindings) -> 
 
 
 def _class_means(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> dict[int, float]:
-    """Average over the queries of each class that has a query with a match."""
+    """Return class -> mean over its queries, for classes that have a query with a match."""
     codes, means, _ = class_means(values, labels)
     return dict(zip(codes.tolist(), means.tolist(), strict=True))
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
-    """Return a number as the page stores it; None for NaN and for None."""
+    """Return a rounded number, for the page; None for NaN and for None."""
     if value is None or math.isnan(value):
         return None
     return round(float(value), digits)
 
 
 class SliceTable(NamedTuple):
-    """A metric of the slices of an attribute, or its gains, as it is written.
+    """The texts of a table of slices, or of the gains in slices.
 
     Attributes:
         attribute: The attribute.
         metric: The key of the metric.
         is_gain: Whether the rows compare two models.
         columns: The heading of each column.
-        rows: The cells of each slice that is listed, the worst slice or the least gain first.
+        rows: The cells of each listed slice, the lowest value or gain first.
         slices: The number of all slices.
-        explanation: What the intervals mean.
+        explanation: The meaning of the intervals.
     """
 
     attribute: str
@@ -205,7 +204,7 @@ class SliceTable(NamedTuple):
 
 
 def slice_tables(report: RetrievalReport, other: RetrievalReport | None) -> list[SliceTable]:
-    """Return a table for each attribute of a report; with a second report, a table of gains follows each of them."""
+    """Return a table per attribute of a report; with a second report, each table is followed by a table of gains."""
     gains_by_attribute: dict[str, SliceGains] = {}
     if other is not None:
         gains_by_attribute = {gains.attribute: gains for gains in compare_all_slices(report, other)}
@@ -226,19 +225,19 @@ def _slice_table(slices: Slices | SliceGains) -> SliceTable:
 
 
 def _cut(name: str) -> str:
-    """Return a name, or its first characters if it is long."""
+    """Return a name, cut to `MAX_TEXT` characters."""
     return name if len(name) <= MAX_TEXT else f"{name[: MAX_TEXT - 1]}…"
 
 
 @dataclass
 class PageWriter:
-    """Collects the items that the page shows, while it writes the parts of the page that name them.
+    """Writer of the parts of a page that contain items; it collects these items.
 
     Attributes:
-        sets: Queries, gallery if there is one, training items if there are some.
+        sets: The queries, the gallery if there is one, and the training items if there are any.
         model: The evaluation.
-        items: Label, name and file of each item, by its name in the page.
-        requested: The items, in the order in which they were named.
+        items: Name of an item in the page -> its label, its set and index, and its file.
+        requested: The items, in the order of the calls of `item`.
     """
 
     sets: Sequence[ReportItems]
@@ -248,11 +247,11 @@ class PageWriter:
 
     @property
     def searched_set(self) -> int:
-        """The number of the set among which queries are searched."""
+        """The index of the searched set."""
         return 0 if self.model.gallery is None else 1
 
     def item(self, key: Key) -> str:
-        """Return the name of an item in the page, and collect the item; the pictures of earlier items are added first."""
+        """Return the name of an item in the page, and collect the item. Thumbnails of earlier items are added first."""
         set_number, index = key
         name = name_of(key)
         if name not in self.items:
@@ -263,7 +262,7 @@ class PageWriter:
         return name
 
     def panel(self, query: int, retrieved: Retrieved, report: RetrievalReport, note: str = "") -> dict[str, Any]:
-        """Write a query with its neighbours."""
+        """Return a query with its neighbours, for the script."""
         return {
             "query": self.item((0, query)),
             "ap": _rounded(float(report.per_query["mAP"][query]), 3),
@@ -278,14 +277,13 @@ class PageWriter:
 def page_data(
     model: Model, other: Model | None, findings: ReportFindings, sets: Sequence[ReportItems], settings: ReportSettings
 ) -> tuple[dict[str, Any], list[Key]]:
-    """Write everything that the script of the page shows, but the pictures.
+    """Return the data for the script without the thumbnails, and the items that need a thumbnail, by priority.
 
-    Returns:
-        The data, and the items whose pictures they need, the most important first: items of the worst queries, then of
-        suspects, near duplicates, differences between two models, and further queries for the search.
+    The worst queries come first, then the suspects, the near duplicates, the differences between two models, and the other
+    queries for the search.
     """
     writer = PageWriter(sets, model)
-    # The order of these calls is the priority of the pictures: the file may have no room for the last ones.
+    # The order of these calls is the priority of the thumbnails: the file may have no room for the last ones.
     panels = {query: writer.panel(query, findings.retrieved[query], model.report) for query in findings.worst}
     suspected = _suspects_data(writer, findings, settings)
     duplicates = [_duplicates_data(writer, group) for group in findings.duplicates]
@@ -308,7 +306,7 @@ def page_data(
 
 
 def _suspects_data(writer: PageWriter, findings: ReportFindings, settings: ReportSettings) -> list[dict[str, Any]]:
-    """Write the most suspicious items, each with the neighbours that support another label."""
+    """Return the most suspicious items, each with the neighbours that voted on its label, for the script."""
     suspects = findings.suspects
     if suspects is None:
         return []
@@ -334,7 +332,7 @@ def _suspects_data(writer: PageWriter, findings: ReportFindings, settings: Repor
 
 
 def _duplicates_data(writer: PageWriter, duplicates: Duplicates) -> dict[str, Any]:
-    """Write the near duplicates of one kind."""
+    """Return near duplicates, for the script."""
     return {
         "kind": duplicates.kind,
         "total": duplicates.total,
@@ -345,7 +343,7 @@ def _duplicates_data(writer: PageWriter, duplicates: Duplicates) -> dict[str, An
 
 
 def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: ReportFindings) -> list[list[Any]]:
-    """Return the queries that the first model ranks better, then the queries that it ranks worse, each by both models."""
+    """Return the queries that the first model ranks better and those that it ranks worse, with the panels of both models."""
     comparison = findings.comparison
     if comparison is None:
         return []
@@ -362,27 +360,28 @@ def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: R
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Largest size in bytes of a page without data and pictures: its style, script and template are 39 kB.
+# Largest size in bytes of a page without data and thumbnails: the style, script and template are 39 kB.
 PAGE_BYTES = 120_000
-# Largest size in bytes of a slice in a table: a name of `MAX_TEXT` characters, five bytes for each, and its numbers.
+# Largest size in bytes of a slice in a table: a name of `MAX_TEXT` characters with five bytes each, and its numbers.
 SLICE_BYTES = 1500
-# This text is in the page until its size is known.
+# The page contains this text until its size is known.
 SIZE = "@SIZE@"
-# Characters in place of bytes of a file name that are not UTF-8; they cannot be written.
+# Python's characters for bytes of a file name that are not UTF-8; they cannot be written.
 _UNPAIRED = re.compile("[\ud800-\udfff]")
-# Largest number of failed pictures that are named; further ones are only counted.
+# Largest number of unreadable images that are named; others are only counted.
 NAMED_FAILURES = 10
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """A report that was written.
+    """The result of `write_report`.
 
     Attributes:
         path: Path of the file.
         size: Size of the file in bytes.
-        omissions: A sentence on each part that the report does not show; empty if nothing was left out.
-        leakage: The queries that have a copy in training, which the page counts in a sentence; None without training items.
+        omissions: A sentence on each part that was left out; empty if nothing was left out.
+        leakage: The queries that have a copy among the training items, and the metrics without these queries; None without
+            training items.
     """
 
     path: Path
@@ -405,34 +404,34 @@ def write_report(
 ) -> WrittenReport:
     """Write an HTML file with the metrics, an adjustable threshold, failures, suspects and near duplicates.
 
-    The file is self-contained: pictures are inside it, and a browser loads nothing else. A file of this name is replaced,
-    whoever has written it, but only when the new one is complete.
+    The file is self-contained: it contains all images, and a browser loads nothing else. An existing file is replaced
+    once the new file is complete, even if another program wrote the existing file.
 
     Args:
         path: Path of the file.
         report: The result of `evaluate_retrieval` for all of these queries.
         queries: The queries.
-        gallery: The gallery; by default each query was searched among all others.
-        train: Another split, such as the training set, which is searched for near duplicates of queries and gallery items. A
-            sentence says how many queries have one, and what the first metric is without them.
-        other: An evaluation of the same queries with a second model, to compare with.
+        gallery: The gallery; by default each query was searched among all other queries.
+        train: Another split, such as the training set, in which near duplicates of queries and gallery items are
+            searched. The page reports how many queries have one, and the first metric without these queries.
+        other: An evaluation of the same queries with a second model, for a comparison.
         title: Title of the page.
         name: Name of the model or of its file.
         settings: Size and content of the report; see `ReportSettings`.
 
     Returns:
-        The path and the size of the file, and what was left out.
+        The path and the size of the file, and a sentence on each part that was left out.
 
     Raises:
-        ValueError: If the report is not of these queries.
-        OSError: If the file cannot be written.
+        ValueError: The numbers of queries in the report and in `queries` differ.
+        OSError: The file cannot be written.
     """
     settings = settings or ReportSettings()
     check_writable(path)
     if len(report.query_labels) != len(queries):
         raise InputError(
-            f"The evaluation has {counted(len(report.query_labels), 'query')}, and {counted(len(queries), 'item')} are "
-            "to be shown. A report needs an evaluation of all items: leave out max_queries."
+            f"write_report: the evaluation has {counted(len(report.query_labels), 'query')}, but queries contains "
+            f"{counted(len(queries), 'item')}. Evaluate all items: leave out max_queries."
         )
     model = Model(report, queries, gallery, name)
     sets = [items for items in (queries, gallery, train) if items is not None]
@@ -449,48 +448,48 @@ def write_report(
     page = _render(model, other, findings, content, slices, omissions, title, settings)
     if len(page) > max_bytes:
         omissions.append(
-            f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
-            f"pictures. Choose fewer queries."
+            f"The file takes {len(page) / 1e6:.1f} MB even without images, more than the allowed {settings.max_mb:g} MB. "
+            f"Choose fewer queries."
         )
     write_whole(path, page)
     return WrittenReport(Path(path), len(page), tuple(omissions), findings.leakage)
 
 
 def check_writable(path: str | Path) -> None:
-    """Check that a file can be written, before its content is computed.
+    """Raise an error if a file cannot be written; call it before its content is computed.
 
     Args:
         path: Path of the file.
 
     Raises:
-        OSError: If its folder is missing or may not be written to, or the path is a folder, a device or a pipe.
+        OSError: The folder is missing or not writable, or the path is a folder, a device or a pipe.
     """
     path = Path(path)
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder. Pass the name of a file, such as {path / 'report.html'}.")
+        raise IsADirectoryError(f"{path} is a folder. Pass a file name, such as {path / 'report.html'}.")
     if not _can_be_replaced(path):
         raise OSError(
-            f"{path} is no regular file but a device, a pipe or the like, which a report would replace. Pass the name of a "
+            f"{path} is a device, a pipe or another special file, and a report would replace it. Pass the name of a regular "
             "file, such as report.html."
         )
     folder = target_of(path).parent
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{path} cannot be written: there is no folder {folder}. Make it, or pass another path."
+            f"{path} cannot be written: there is no folder {folder}. Create it, or pass another path."
         )
     try:
-        # A file is made and deleted, since permissions do not show a read-only file system.
+        # Create and delete a file, because permissions do not show that a file system is read-only.
         descriptor, trial = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
     except OSError as error:
         raise PermissionError(
-            f"{path} cannot be written: {error.strerror} in {folder}. Pass another path, or change its permissions."
+            f"{path} cannot be written: {error.strerror} in {folder}. Pass another path, or change the permissions."
         ) from error
     os.close(descriptor)
     os.unlink(trial)
 
 
 def _can_be_replaced(path: Path) -> bool:
-    """Return whether a path is free, or is a regular file; a link that leads to itself is neither."""
+    """Return whether a path does not exist or is a regular file; a link to itself is neither."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -504,30 +503,30 @@ def _omissions(
     slices: Sequence[SliceTable],
     settings: ReportSettings,
 ) -> list[str]:
-    """Write a sentence on each part that the report does not show."""
+    """Return a sentence on each part that was left out."""
     queries = model.report.queries
     sentences = list(findings.notes)
     if len(findings.searchable) < queries:
         sentences.append(
-            f"Panels are in the file for {len(findings.searchable):,} of {queries:,} queries: the worst, and a "
-            "seeded sample from all classes."
+            f"The file contains {len(findings.searchable):,} of {queries:,} queries: the worst queries, and a seeded sample "
+            "from all classes."
         )
     if findings.confusion_queries < queries:
         sentences.append(
-            f"Confusions are counted for a seeded sample of {counted(findings.confusion_queries, 'query')}."
+            f"Confusions were counted for a seeded sample of {counted(findings.confusion_queries, 'query')}."
         )
     if thumbnails.omitted:
         sentences.append(
-            f"{thumbnails.omitted:,} pictures did not fit into {settings.max_mb:g} MB; those of the worst queries "
-            f"were added first."
+            f"{thumbnails.omitted:,} images did not fit into {settings.max_mb:g} MB; images of the worst queries were added "
+            f"first."
         )
     if thumbnails.failures:
         failures = thumbnails.failures[:NAMED_FAILURES]
         unnamed = len(thumbnails.failures) - len(failures)
         end = f"; and {unnamed:,} more." if unnamed else "."
-        sentences.append(f"{len(thumbnails.failures):,} pictures could not be read: {'; '.join(failures)}{end}")
+        sentences.append(f"{len(thumbnails.failures):,} images could not be read: {'; '.join(failures)}{end}")
     sentences += [
-        f"{len(table.rows):,} of {table.slices:,} slices by {table.attribute} are listed, the worst first."
+        f"{len(table.rows):,} of {table.slices:,} slices by {table.attribute} are listed, the lowest values first."
         for table in slices
         if table.slices > len(table.rows) and not table.is_gain
     ]
@@ -544,7 +543,7 @@ def _omissions(
 
 
 def _json(content: dict[str, Any]) -> str:
-    """Return data as JSON for a script element: no character in it can end the element."""
+    """Return data as JSON for a script element, without characters that could end the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -552,7 +551,7 @@ def _json(content: dict[str, Any]) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return the digest by which the page's security policy allows a style or a script."""
+    """Return the digest of a style or a script, for the page's security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -586,7 +585,7 @@ def _render(
     title: str,
     settings: ReportSettings,
 ) -> bytes:
-    """Return the page: the template of the report, filled by `fill`."""
+    """Return the page."""
     report = model.report
     comparison = []
     if other is not None:
@@ -615,22 +614,19 @@ def _render(
 
 
 def fill(template: str, script: str, **words: Any) -> bytes:
-    """Fill a template, with the style of all pages and a script.
+    """Return a page in UTF-8, from a template, the style of all pages and a script.
 
     Args:
-        template: Name of the template's file.
+        template: File name of the template.
         script: The script of the page; it may be empty.
-        **words: The names that the template uses. A missing one is an error.
-
-    Returns:
-        The page in UTF-8.
+        **words: The variables of the template. A missing variable is an error.
     """
-    # Labels and file names may come from anyone, so all text is escaped.
+    # Labels and file names are untrusted, so all text is escaped.
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
-    # The page only allows this style and this script, whatever a label or a file name contains.
+    # Whatever a label or a file name contains, the page allows only this style and this script.
     page = templates.get_template(template).render(
         version=__version__,
         writer=WRITER,

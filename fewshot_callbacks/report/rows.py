@@ -1,4 +1,4 @@
-"""The rows of an evaluation as a Parquet file, one for each query, for tools that show items."""
+"""A Parquet file with one row per query of an evaluation, for tools that show items."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ def write_rows(
     coordinates: Any | None = None,
     paths: Sequence[str | PathLike[str]] | None = None,
 ) -> None:
-    """Write a Parquet file with one row for each query of an evaluation; a file of this name is replaced.
+    """Write a Parquet file with one row per query of an evaluation; an existing file is replaced.
 
     | column | value |
     | --- | --- |
     | `position` | index of the query among the passed queries |
-    | `label` | its label, an integer or a string; missing if relevance is not a single label |
+    | `label` | the label, an integer or a string; missing if relevance is not defined by a single label |
     | `average_precision` | missing for a query without a match |
-    | `is_suspect` | whether its label may be wrong, with `suspects` |
-    | `suggested_label` | the label that its neighbours suggest; missing for other items |
-    | `neighbors` | with `neighbours`: `ids`, indices in the gallery, the closest first, and `distances` |
-    | `scores` | the scores of these neighbours |
+    | `is_suspect` | with `suspects`: whether the label may be wrong |
+    | `suggested_label` | with `suspects`: the label that the neighbours suggest; missing if the item is not a suspect |
+    | `neighbors` | with `neighbours`: `ids`, which are indices in the gallery, the closest first, and `distances` |
+    | `scores` | with `neighbours`: the scores of the neighbours |
     | `x`, `y` | with `coordinates` |
     | `path` | with `paths` |
 
-    A distance is 1 minus the score for `cosine`, and minus the score for every other similarity.
+    A distance is 1 minus the score for `cosine`, and minus the score for all other similarities.
 
     Args:
         path: The file to write.
-        report: The report of `evaluate_retrieval`.
-        suspects: The suspects of the same embeddings, as passed to `evaluate_retrieval`.
-        neighbours: The neighbours of the same queries; a query that it lacks has no neighbours in its row.
-        coordinates: (queries, 2) places on a map, as `plots.project` computes them.
-        paths: File of each query.
+        report: The result of `evaluate_retrieval`.
+        suspects: The suspects of the same embeddings, in the same order.
+        neighbours: The neighbours of the same queries. The row of a query that is not in it has no neighbours.
+        coordinates: (queries, 2), positions on a map, for example the points of `plots.project`.
+        paths: The file of each query.
 
     Raises:
-        ValueError: If there are not as many coordinates or paths as queries were passed.
-        ModuleNotFoundError: Without pyarrow.
+        ValueError: The number of coordinates or paths differs from the number of passed queries.
+        ModuleNotFoundError: pyarrow is not installed.
 
     Examples:
         >>> import tempfile, torch
@@ -81,7 +81,7 @@ def write_rows(
     if coordinates is not None:
         places = np.asarray(torch.as_tensor(coordinates), dtype=np.float64)
         if places.ndim != 2 or places.shape[1] != 2:
-            raise InputError(f"write_rows: coordinates have shape {places.shape}; pass (queries, 2).")
+            raise InputError(f"write_rows: coordinates have the shape {places.shape}. Pass (queries, 2).")
         _check_length("coordinates", len(places), report, positions)
         columns["x"] = places[positions.numpy(), 0]
         columns["y"] = places[positions.numpy(), 1]
@@ -99,7 +99,7 @@ def _positions(report: RetrievalReport) -> Tensor:
 
 
 def _labels(report: RetrievalReport, queries: int) -> list[Any]:
-    """Return the label of each query, as it was given; None if relevance is not a single label."""
+    """Return the label of each query, as it was passed; None if relevance is not defined by a single label."""
     if not report.classes:
         return [None] * queries
     labels = report.query_labels.tolist()
@@ -107,7 +107,7 @@ def _labels(report: RetrievalReport, queries: int) -> list[Any]:
 
 
 def _suspect_columns(positions: Tensor, suspects: Suspects) -> dict[str, Any]:
-    """Return whether each query is a suspect, and the label that is suggested for it."""
+    """Return whether each query is a suspect, and its suggested label."""
     labels = suspects.suggested.tolist()
     if suspects.label_names is not None:
         labels = [suspects.label_names[label] for label in labels]
@@ -119,7 +119,7 @@ def _suspect_columns(positions: Tensor, suspects: Suspects) -> dict[str, Any]:
 
 
 def _neighbour_columns(positions: Tensor, neighbours: Neighbours, similarity: str) -> dict[str, Any]:
-    """Return the neighbours of each query with their distances, and their scores; empty for a query without neighbours."""
+    """Return the neighbours of each query with their distances, and their scores; None for a query without neighbours."""
     rows = {query: row for row, query in enumerate(neighbours.query_indices.tolist())}
     pairs: list[Any] = []
     scores: list[Any] = []
@@ -138,11 +138,11 @@ def _neighbour_columns(positions: Tensor, neighbours: Neighbours, similarity: st
 
 
 def _check_length(name: str, length: int, report: RetrievalReport, positions: Tensor) -> None:
-    """Refuse values unless there is one for each passed query."""
+    """Raise an error unless there is one value per passed query."""
     least = int(positions.max()) + 1
     is_exact = report.drawn is None and report.counted is None
     if length < least or (is_exact and length != least):
         raise InputError(
-            f"write_rows: there are {length} {name}, and the report is of {least} queries or more. Pass one for each query, "
-            "in the order of evaluate_retrieval."
+            f"write_rows: there are {length} {name}, but the report has {least} queries or more. Pass one per query, in the "
+            "order of evaluate_retrieval."
         )

@@ -1,4 +1,4 @@
-"""`ReportSettings`: size and content of a report, checked."""
+"""`ReportSettings`: the size and content of a report, with checks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ReportSettings(ReportDefaults):
     """Size and content of a report; numbers of items and pairs are upper bounds.
 
     Args:
-        **settings: See `ReportDefaults`, which explains each of them.
+        **settings: The settings, by name.
 
     Raises:
-        ValueError: If a number is out of range, or the background no colour.
+        ValueError: A number is out of range, or `background` is not a colour.
 
     Examples:
         >>> ReportSettings(worst=12).worst
@@ -32,5 +32,5 @@ class ReportSettings(ReportDefaults):
             value = getattr(self, setting.name)
             smallest = 1 if setting.name in ("neighbours", "thumbnail", "confusion_queries") else 0
             is_number = setting.name != "background" and value is not None
-            if is_number and not value >= smallest:  # NaN is refused, too
-                raise InputError(f"{setting.name} is {value}. Pass {smallest} or more.")
+            if is_number and not value >= smallest:  # also true for NaN
+                raise InputError(f"{setting.name} is {value}. Use at least {smallest}.")

@@ -1,4 +1,4 @@
-"""Writes verification of listed trials as one self-contained HTML file."""
+"""Functions that write the report of verification trials as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MISTAKES = 20
 
 
 def trial_figures(report: TrialReport) -> dict[str, Any]:
-    """Draw the detection error trade-off, `det`, and the `scores` of both kinds of trials, with all thresholds."""
-    # This import needs matplotlib; a report of embeddings does not.
+    """Return two figures with all thresholds: `det`, the detection error trade-off, and `scores`, the score histograms."""
+    # Needs matplotlib, unlike a report of embeddings.
     from fewshot_callbacks.plots import Mark, error_tradeoff_curve, score_histograms  # noqa: PLC0415
 
     counts = report.pair_counts
@@ -44,26 +44,26 @@ def write_trials(
     title: str = "Verification report",
     name: str = "trials",
 ) -> WrittenReport:
-    """Write an HTML file with the metrics of trials, their error rates at every threshold, and the worst mistakes.
+    """Write an HTML file with the metrics of trials, their error rates at every threshold, and the worst errors.
 
-    The file is self-contained, like a file of `write_report`. A file of this name is replaced, whoever
-    wrote it, but only when the new file is complete.
+    The file is self-contained: a browser loads nothing else. An existing file is replaced once the new file is
+    complete, even if another program wrote the existing file.
 
     Args:
         path: Path of the file.
         report: The result of `evaluate_trials` for these trials.
-        scores: (trials,) the score of each trial.
-        same: (trials,) whether both sides of a trial have one identity.
-        names: Names of the first and of the second side of each trial, such as items or identities.
+        scores: (trials,), the score of each trial.
+        same: (trials,), whether both sides of a trial have the same identity.
+        names: Names of the first and the second side of each trial, such as files or identities.
         title: Title of the page.
-        name: Name of the list.
+        name: Name of the list of trials.
 
     Returns:
         The path and the size of the file.
 
     Raises:
-        ValueError: If the report is not of these trials.
-        OSError: If the file cannot be written.
+        ValueError: The numbers of trials in the report, `scores`, `same` and `names` differ.
+        OSError: The file cannot be written.
     """
     from fewshot_callbacks.plots import encode  # noqa: PLC0415 - as above
 
@@ -73,13 +73,13 @@ def write_trials(
     lengths = {len(score_array), len(is_same), *(len(side) for side in names or ())}
     if lengths != {report.trials}:
         raise InputError(
-            f"write_trials: the report is of {counted(report.trials, 'trial')}, and scores, same and names hold "
-            f"{', '.join(map(str, sorted(lengths)))}. Pass those that were evaluated."
+            f"write_trials: the report has {counted(report.trials, 'trial')}, but the lengths of scores, same and names are "
+            f"{', '.join(map(str, sorted(lengths)))}. Pass the evaluated trials."
         )
     figure_of = trial_figures(report)
     pictures = {
-        "Detection error trade-off: what each threshold accepts wrongly, and what it rejects wrongly": figure_of["det"],
-        "Scores of target and non-target trials": figure_of["scores"],
+        "Detection error trade-off (DET): false non-match rate against false match rate": figure_of["det"],
+        "Score distributions of target and non-target trials": figure_of["scores"],
     }
     targets = np.flatnonzero(is_same)
     nontargets = np.flatnonzero(~is_same)
@@ -108,7 +108,7 @@ def _mistake_rows(
     scores: Float[np.ndarray, "trials"],
     names: tuple[Sequence[Any], Sequence[Any]] | None,
 ) -> list[tuple[str, Any, Any, int]]:
-    """Return score, first side, second side and number of each trial; sides without a name are empty."""
+    """Return score, first side, second side and index of each trial; sides without a name are empty."""
     rows: list[tuple[str, Any, Any, int]] = []
     for trial in trials.tolist():
         first: Any = ""

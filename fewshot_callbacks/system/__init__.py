@@ -1,1 +1,1 @@
-"""What the package asks of the machine and of Python: optional packages, the terminal, compiled loops."""
+"""What the package needs of the machine and of Python: optional packages, the terminal, compiled loops."""

@@ -1,4 +1,4 @@
-"""Says that kernels are being compiled if it takes so long that the process looks hung."""
+"""A notice that kernels are being compiled, if this takes so long that the process looks hung."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from numba.core.event import Event, Listener, register
 # Total seconds of compiling after which the notice is printed. A shorter pause needs no explanation.
 NOTICE_AFTER = 2.0
 _NOTICE = (
-    "fewshot_callbacks compiles its loops for {what} and data of this kind: up to about twenty seconds on two cores. They "
-    "are kept; other kinds of data have loops of their own. fewshot warm compiles all of them."
+    "fewshot_callbacks is compiling its numba kernels for {what} and this kind of data. This takes up to about twenty "
+    "seconds on two cores. The kernels are cached, but other kinds of data need other kernels. fewshot warm compiles all "
+    "kernels."
 )
-# Module -> purpose of its loops. The loops of all other modules are for exact retrieval.
+# Module -> purpose of its kernels. The kernels of all other modules are for exact retrieval.
 _PURPOSES = {"_scatter_kernel": "J", "nearest": "nearest neighbours", "relevance": "judgements and label sets"}
 
 
 def notice_for(module: str) -> str:
-    """Return the notice that is printed while the loops of a module are compiled."""
+    """Return the notice that is printed while the kernels of a module are compiled."""
     name = module.rpartition(".")[2]
     return _NOTICE.format(what=_PURPOSES.get(name, "exact retrieval"))
 
 
 @functools.cache
 def announce_compiling() -> None:
-    """From now on, print a notice once, on the standard error, when kernels of this package have compiled for two seconds.
+    """Print a notice once, on the standard error, as soon as kernels of this package have compiled for two seconds.
 
-    Kernels that numba finds in its cache are not compiled, so the notice is not printed. Call it before the first
-    kernel runs; later calls do nothing.
+    Kernels that are loaded from the cache are not compiled and print no notice. Call this function before the first kernel
+    runs. Later calls do nothing.
     """
     register("numba:compile", _Stopwatch())
 
 
 class _Stopwatch(Listener):
-    """Adds up the seconds in which kernels compile. A kernel compiles inside the time of the kernel that calls it."""
+    """Adds up the seconds in which kernels compile. A kernel compiles while the kernel that calls it compiles."""
 
     def __init__(self) -> None:
         # Kernels may compile in any thread, and the timer has a thread of its own.
@@ -87,7 +88,7 @@ class _Stopwatch(Listener):
 
 @functools.cache
 def say_once(sentence: str) -> None:
-    """Print a sentence about compiled kernels to the standard error, once in this process, if it is the first of several."""
+    """Print a sentence about compiled kernels to the standard error, once, and only in the first process."""
     if _is_first_process():
         from tqdm import tqdm  # noqa: PLC0415 - writes above a progress bar, not into it
 
@@ -104,7 +105,7 @@ def _module_of(event: Event) -> str:
 
 
 def _is_first_process() -> bool:
-    """Return whether this process prints for all: it has rank 0 among its processes, and is not a worker of a loader."""
+    """Return whether this process prints for all processes: it has rank 0, and is not a data loader's worker."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
     # These variables have the rank before torch.distributed is initialised: the first two under torchrun and

@@ -1,4 +1,4 @@
-"""The extras of the package: an error names the extra to install if one of its packages is missing."""
+"""The extras of the package: if a package of an extra is missing, the error names the extra to install."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 @contextmanager
 def required_extra(extra: str, needed_by: str) -> Iterator[None]:
-    """Inside the block, an error on a package that is not installed names the extra that brings it.
+    """Raise an error that names the extra to install if a package is missing inside the block.
 
     Args:
         extra: Name of the extra.
         needed_by: What needs it, in the words of the user.
 
     Raises:
-        ModuleNotFoundError: A package is missing; the message has the package and the command that installs it.
+        ModuleNotFoundError: A package is missing. The message has the package and the command that installs it.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Cal
     Args:
         package: Name of the package.
         extra: Name of the extra that these names need.
-        missing: The error of the import. It is raised at once if a module of this package is missing.
+        missing: The error of the import. It is raised at once if the missing module belongs to this package.
     """
     error = _explained(extra, package, missing)
     if error is missing:
@@ -50,9 +50,9 @@ def missing_extra(package: str, extra: str, missing: ModuleNotFoundError) -> Cal
 
 
 def _explained(extra: str, needed_by: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Return the error for the user; the given error if a module of this package is missing."""
+    """Return the error for the user; the given error if the missing module belongs to this package."""
     package = (missing.name or "").partition(".")[0]
-    # A missing module of this package is a mistake in the package, which no extra fixes.
+    # A missing module of this package is a bug in the package, which no extra fixes.
     if package in ("", "fewshot_callbacks"):
         return missing
     words = f"{needed_by} needs {package}, which is not installed. {_command(extra)}"
@@ -60,11 +60,11 @@ def _explained(extra: str, needed_by: str, missing: ModuleNotFoundError) -> Modu
 
 
 def _command(extra: str) -> str:
-    """Return the command for an extra. It omits this package's name, since an index may have another of that name."""
+    """Return the command for an extra. It omits this package's name, since an index may have another package of it."""
     in_checkout = f"Run pip install '.[{extra}]' in the checkout of this package"
     try:
         requirements = requires("fewshot-callbacks") or []
-    except PackageNotFoundError:  # the package is not installed, but on the path
+    except PackageNotFoundError:  # this package is on the path without being installed
         return f"{in_checkout}."
     of_extra = [words for words in requirements if re.search(rf"extra == ['\"]{extra}['\"]", words)]
     packages = sorted({re.split(r"[^\w.-]", words, maxsplit=1)[0] for words in of_extra})

@@ -1,28 +1,28 @@
-"""Keeps compiled loops on disk, so that a later process of the same code need not compile them.
+"""A cache of compiled loops on disk, so that a later process with the same code does not compile them again.
 
-Numba's own cache is not used. It takes a loop for unchanged if the file that defines it is, whatever the loop has compiled
-in from other files. It numbers its files and writes the index before the data, so that two processes that compile at once
-can load each other's loops. A file that was cut or damaged ends the run (numba #10656). The machine code of a function has a
-number that depends on what its process compiled before, so that files of two processes may not belong together (#10128).
-Two loops that one function makes can even have one name (#10486). Numba finds the folders here, and turns machine code into
-bytes and back.
+Numba's own cache is not used. It considers a loop unchanged if the file that defines the loop is unchanged, even if the loop
+includes code from other files that have changed. It numbers its files and writes the index before the data, so that two
+processes that compile at once can load each other's loops. A truncated or damaged file ends the run (numba #10656). The
+machine code of a function has a number that depends on what its process compiled before, so files of two processes may not
+match (#10128). Two loops that one function makes can even have the same name (#10486). This cache uses numba to find the
+folders, and to convert machine code to bytes and back.
 
 The name of a file is a hash of all that its loop was compiled from:
 
 - the source of each module whose loops it can reach: its own module, the modules of the loops among its globals, and so
   on,
-- the numbers and words among the globals of these modules,
+- the numbers and strings among the globals of these modules,
 - the closures and default arguments of their loops,
 - the types of the arguments, the options, the processor, and the versions of Python, NumPy and numba.
 
-The files are trusted as numba trusts its own: whoever can write to these folders can run code as the user who loads them. A
-hash of the content finds damage, and no intent.
+The files are trusted as numba trusts its own files: whoever can write to these folders can run code as the user who loads
+them. A hash of the content detects damage, but not attacks.
 
-A loop is not kept, and each process compiles it, if a source cannot be read, if a file was changed after the process had
-begun to import the package, or if a number has changed since it was described first.
+A loop is not stored, and each process compiles it, if a source cannot be read, if a file was changed after the process had
+begun to import the package, or if a number has changed since it was first described.
 
-The price: after a change of any line in a file of loops, even a comment, all loops of that file and of files that use them
-are compiled anew. `CONTRIBUTING.md` has the time that this takes.
+The price is that after a change of any line in a file with loops, even a comment, all loops of that file and of files that
+use them are compiled again. `CONTRIBUTING.md` states how long this takes.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from fewshot_callbacks.system.compile_notice import say_once
 
 # The first bytes of every file that is written here.
 _MARK = b"fewshot_callbacks compiled loop 1\n"
-# Largest number of files of a function, for several types, processors and versions of the code. When one more is written,
-# the files that were not used for the longest time are removed.
+# Largest number of files of a function, for several types, processors and versions of the code. When more files are written,
+# the files that were unused for the longest time are removed.
 _MOST_FILES = 48
-# Seconds after which an incomplete file is removed: a killed process has left it.
+# Seconds after which an incomplete file is removed, since a killed process has left it.
 _UNFINISHED_SECONDS = 86400.0
 
 _DIGEST_BYTES = 32
@@ -76,9 +76,9 @@ class _UnknownDependencyError(Exception):
 
 
 def cache_on_disk(loop: Any) -> Any:
-    """Return the loop. From now on it is loaded from the disk if stored there, and stored there once compiled.
+    """Return the loop with a cache: it is loaded from the disk if it is stored there, or stored once it is compiled.
 
-    Call it where the loop is defined, while Python imports the module.
+    Call this function where the loop is defined, while Python imports the module.
     """
     if not isinstance(loop, Dispatcher):  # NUMBA_DISABLE_JIT, for debuggers: nothing is compiled
         return loop
@@ -90,15 +90,15 @@ def cache_on_disk(loop: Any) -> Any:
         _name_by_content(loop)
     if not cache.is_writable and not cache.has_files():
         warnings.warn(
-            "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
-            "them anew, in about twenty seconds. Name a folder that can be written in NUMBA_CACHE_DIR.",
+            "numba finds no writable folder for the compiled kernels of fewshot_callbacks, so every process compiles them "
+            "again, which takes about twenty seconds. Set NUMBA_CACHE_DIR to a writable folder.",
             stacklevel=1,  # one place for all loops, so that it is shown once
         )
     return loop
 
 
 def _hash_of_source(function: Any) -> str:
-    """Return a hash of the source file of a function; empty if it is unreadable, or if Python may run an older version."""
+    """Return a hash of the source file of a function; empty if it is unreadable or Python may run an older version."""
     try:
         file = Path(inspect.getfile(function))
         state = file.stat()
@@ -107,8 +107,8 @@ def _hash_of_source(function: Any) -> str:
         return ""
     if max(state.st_mtime, state.st_ctime) >= import_time.STARTED:
         say_once(
-            f"{file.name} is newer than this process, so its compiled loops are not kept. If nobody has changed it, the "
-            "clock of the file system is ahead."
+            f"{file.name} is newer than this process, so its compiled kernels are not cached. If you have not changed it, "
+            "the clock of the file system is ahead."
         )
         return ""
     return hashlib.sha256(source).hexdigest()
@@ -118,8 +118,8 @@ def _name_by_content(loop: Any) -> None:
     """Give a loop that is made inside a function a unique name.
 
     Machine code is named by the function, the types, and the number of the function in its process. Loops that one
-    function makes share a name. If two processes each compile one of them, both may have the same number, and a process
-    that loads both from the disk confuses them. So the name ends in a hash of the loop's definition.
+    function makes share a name. If two processes each compile one of these loops, both may have the same number, and a
+    process that loads both from the disk confuses them. So the name ends in a hash of the loop's definition.
     """
     try:
         content = _describe_definition(loop)
@@ -129,12 +129,12 @@ def _name_by_content(loop: Any) -> None:
 
 
 def named_folder() -> str:
-    """Return the folder that NUMBA_CACHE_DIR names; empty if it names none."""
+    """Return the folder that NUMBA_CACHE_DIR names; empty if it is not set."""
     return str(config.CACHE_DIR)  # type: ignore[attr-defined]
 
 
 def folders_of_new_loops() -> list[Path]:
-    """Return the folders where loops are stored that this process compiles; empty if none can be written."""
+    """Return the folders in which this process stores the loops that it compiles; empty if no folder is writable."""
     return sorted({cache.folder for cache in _CACHES if cache.is_writable})
 
 
@@ -162,7 +162,7 @@ class CompiledLoops(event.Listener):
 
 
 def _folders_of(file: str) -> list[Path]:
-    """Return where numba may store the loops of a Python file, in its order: NUMBA_CACHE_DIR, by the file, the user's."""
+    """Return the folders that numba tries for a Python file: NUMBA_CACHE_DIR, next to the file, the user's cache."""
     name = _CacheLocator.get_suitable_cache_subpath(file)
     folders = [Path(file).parent / "__pycache__", Path(AppDirs(appname="numba", appauthor=False).user_cache_dir) / name]
     if named_folder():
@@ -182,23 +182,23 @@ class _ReadOnlyLocator(_CacheLocator):
         return cls(py_file)
 
     def ensure_cache_path(self) -> None:
-        """Accept a folder that cannot be written."""
+        """Accept a folder that is not writable."""
 
     def get_cache_path(self) -> str:
         """Return the folder for messages."""
         return str(_folders_of(self._file)[0])
 
     def get_source_stamp(self) -> str:
-        """Return nothing: the names of files depend on the code."""
+        """Return an empty text, since the names of files depend on the code."""
         return ""
 
     def get_disambiguator(self) -> str:
-        """Return nothing: the names of files depend on the code."""
+        """Return an empty text, since the names of files depend on the code."""
         return ""
 
 
 class _LoopFiles(CompileResultCacheImpl):
-    """Numba's way to store and load a loop. Loading also works from a read-only folder."""
+    """Stores and loads a loop as numba does, but also loads from a read-only folder."""
 
     _locator_classes: list[Any] = [*CompileResultCacheImpl._locator_classes, _ReadOnlyLocator]  # noqa: RUF012 - as numba has it
 
@@ -206,8 +206,8 @@ class _LoopFiles(CompileResultCacheImpl):
 class LoopCache(FunctionCache):
     """The cache that numba asks for a compiled loop: a file for each combination of types.
 
-    New loops are stored in the first folder that can be written. Loops are also loaded from the folders before it, which
-    another user may have filled, as in an image of a container.
+    New loops are stored in the first writable folder. Loops are also loaded from the folders before it, which another user
+    may have filled, as in a container image.
 
     Args:
         loop: A function that numba compiles.
@@ -221,7 +221,7 @@ class LoopCache(FunctionCache):
         self.folder = Path(self.cache_path)
         self.is_writable = not isinstance(self._impl.locator, _ReadOnlyLocator)
         folders = _folders_of(inspect.getfile(loop.py_func))
-        # Numba writes to the first writable folder, so earlier folders may be another user's.
+        # Numba writes to the first writable folder, so earlier folders may belong to another user.
         self._other_folders = list(takewhile(lambda folder: folder != self.folder, folders))
         if not self.is_writable:
             self._other_folders = folders[1:]
@@ -247,12 +247,12 @@ class LoopCache(FunctionCache):
             digest = content[len(_MARK) :][:_DIGEST_BYTES]
             loop = content[len(_MARK) + _DIGEST_BYTES :]
             if mark != _MARK or hashlib.sha256(loop).digest() != digest:
-                raise InputError("it was cut or changed")
+                raise InputError("it was truncated or changed")
             loaded = self._impl.rebuild(target_context, pickle.loads(loop))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except Exception as error:  # unpickling and LLVM document no error class
-            say_once(f"A compiled loop in {file.parent} cannot be loaded ({error}): it is compiled anew.")
+            say_once(f"A cached kernel in {file.parent} cannot be loaded ({error}), so it is compiled again.")
             return None
         # The time of a file shows which loops are in use. Another user may own the file.
         with suppress(OSError):
@@ -260,7 +260,7 @@ class LoopCache(FunctionCache):
         return loaded
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Store a compiled loop; if the disk cannot be written, a line reports it."""
+        """Store a compiled loop, or print a line if the disk is not writable."""
         file = self._file(sig, data.codegen)
         if file is None or not self._impl.check_cachable(data):
             return
@@ -277,12 +277,12 @@ class LoopCache(FunctionCache):
                 new.unlink()
             if not (isinstance(error, PermissionError) and file.exists()):  # on Windows another process reads it
                 say_once(
-                    f"Compiled loops cannot be kept in {self.folder} ({error.strerror or error}): later runs compile them "
-                    "anew. Make room, or name another folder in NUMBA_CACHE_DIR."
+                    f"Compiled kernels cannot be cached in {self.folder} ({error.strerror or error}), so later runs compile "
+                    "them again. Make room there, or set NUMBA_CACHE_DIR to another folder."
                 )
 
     def has_files(self) -> bool:
-        """Return whether a folder has loops of this function or of others from the same folder."""
+        """Return whether a folder has loops of this function, or of other functions that use the same folder."""
         return any(any(folder.glob("*.nbc")) for folder in [self.folder, *self._other_folders])
 
     def flush(self) -> None:
@@ -303,7 +303,7 @@ class LoopCache(FunctionCache):
         return self.folder / f"{self._name}.{key}.nbc"
 
     def _files_by_use(self) -> list[tuple[Path, float]]:
-        """Return the files of only this function and the times of their last use, the latest first."""
+        """Return the files of this function and the times of their last use, the latest first."""
         files = []
         for file in self.folder.glob("*.nbc*"):
             if self._file_name.fullmatch(file.name):
@@ -323,10 +323,10 @@ class LoopCache(FunctionCache):
 
 
 def describe_loop(loop: Any) -> str:
-    """Return what a loop is compiled from: the modules whose loops and numbers it can reach, and itself.
+    """Return a description of a loop and of the modules whose loops and numbers it can reach.
 
-    Sums that the compiler may reorder can differ in their last digits between two loops of one description: LLVM may fuse a
-    product and a sum or not, as other loops were compiled before.
+    Two loops with the same description can differ in the last digits of sums that the compiler may reorder: whether LLVM
+    fuses a product and a sum depends on the loops that were compiled before.
 
     Raises:
         _UnknownDependencyError: If it is not known what the loop depends on.
@@ -351,7 +351,7 @@ def describe_loop(loop: Any) -> str:
 
 
 def _describe_module(name: str) -> str:
-    """Return the source of a module, its numbers, and what its loops have in their closures.
+    """Return a description of a module: its source, its numbers, and the closures of its loops.
 
     Raises:
         _UnknownDependencyError: If the source is unknown, or has changed.
@@ -395,7 +395,7 @@ def _name_of(loop: Any) -> str:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether a value is a number or a word, or a tuple of such values."""
+    """Return whether a value is a number or a string, or a tuple of such values."""
     if isinstance(value, tuple):
         return all(_is_constant(member) for member in value)
     return isinstance(value, _CONSTANTS)

@@ -1,4 +1,4 @@
-"""Text from outside, such as names of classes and files, on a terminal: it is shown, and never obeyed as a control code."""
+"""Text from outside, such as class and file names, printed so that a terminal never obeys it as a control code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Characters that change the direction of writing. They reach beyond the name: an override reverses the numbers after
+# Characters that change the direction of writing. They affect more than the name: an override reverses the numbers after
 # it.
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e")
 
@@ -22,8 +22,8 @@ def printable(words: object) -> str:
         >>> printable("owl \x1b[2J"), printable("Ω ☃ ש")
         ('owl \\x1b[2J', 'Ω ☃ ש')
     """
-    # Cc: control characters, such as escape. Cs: lone surrogates, in place of bytes of a file name that Python cannot
-    # decode. Zl and Zp: separators of lines and paragraphs.
+    # Cc: control characters, such as escape. Cs: lone surrogates, which replace bytes of a file name that Python cannot
+    # decode. Zl and Zp: line and paragraph separators.
     return "".join(
         character.encode("unicode_escape").decode()
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _REORDERING
@@ -33,8 +33,8 @@ def printable(words: object) -> str:
 
 
 def as_text(words: object) -> Text:
-    """Return a text that rich prints unchanged. In a plain string it takes [x] for a style, and [/] for a mistake."""
-    from rich.text import Text  # noqa: PLC0415 - only for those who print
+    """Return a text that rich prints unchanged. In a plain string, rich reads [x] as a style and [/] as an error."""
+    from rich.text import Text  # noqa: PLC0415 - only printing needs it
 
     return Text(printable(words))
 
@@ -47,6 +47,6 @@ def print_notes(sentences: Iterable[str]) -> None:
 
 def note(words: object) -> Text:
     """Return a line that begins with the word `note`, in yellow."""
-    from rich.text import Text  # noqa: PLC0415 - only for those who print
+    from rich.text import Text  # noqa: PLC0415 - only printing needs it
 
     return Text.assemble(("note", "yellow"), " ", printable(words))

@@ -1,4 +1,4 @@
-"""Words of messages that depend on others: the indefinite article, and the two forms of a noun and a verb."""
+"""Words in messages that depend on other words: indefinite articles, and singular or plural nouns and verbs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VOWEL_SOUND = re.compile(r"[FHLMNRSX][A-Z]|nd")
 
 
 def with_article(noun: str) -> str:
-    """Write a noun with its indefinite article.
+    """Return a noun with its indefinite article.
 
     Examples:
         >>> [with_article(noun) for noun in ("int", "list", "evaluation", "UserDict", "ndarray")]
@@ -22,7 +22,7 @@ def with_article(noun: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things, the noun in its singular.
+    """Return a number and its noun, which is given in the singular.
 
     Examples:
         >>> counted(1, "box"), counted(2000, "box"), counted(3, "file"), counted(0, "query"), counted(2, "key")
@@ -34,7 +34,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def verb(number: int, singular: str, plural: str) -> str:
-    """Return the form of a verb, or of another word, that goes with a number of things.
+    """Return the singular or the plural of a verb or another word, depending on the number.
 
     Examples:
         >>> verb(1, "is", "are"), verb(0, "is", "are")
@@ -44,7 +44,7 @@ def verb(number: int, singular: str, plural: str) -> str:
 
 
 def none_has(number: int, noun: str) -> str:
-    """Write that none of a number of things has something, which follows.
+    """Return the first words of a sentence in which none of a number of things has something.
 
     Examples:
         >>> none_has(1, "query"), none_has(3, "query")
@@ -54,7 +54,7 @@ def none_has(number: int, noun: str) -> str:
 
 
 def _plural(noun: str) -> str:
-    """Return the plural of a noun. Its last word takes the ending."""
+    """Return the plural of a noun, whose last word gets the ending."""
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{noun[:-1]}ies"
     has_hiss = noun.endswith(("s", "x", "ch", "sh")) and not noun.endswith("epoch")

@@ -1,1 +1,1 @@
-"""What `protonet` and `callbacks` read off a running Trainer, where Lightning has no public word for it."""
+"""What `protonet` and `callbacks` read from a running Trainer, where Lightning has no public interface."""

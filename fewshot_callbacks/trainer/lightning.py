@@ -1,7 +1,7 @@
-"""The names of Lightning that this package uses, from one of its two packages, `lightning` and `pytorch_lightning`.
+"""The Lightning names that this package uses, from one of the two packages `lightning` and `pytorch_lightning`.
 
-Both packages have classes of the same names, which Python takes for different ones. No other module of `callbacks`,
-`protonet`, `data` and `trainer` imports Lightning. The command `fewshot` always works with `lightning`.
+Both packages have classes with the same names, but Python treats them as different classes. No other module of
+`callbacks`, `protonet`, `data` and `trainer` imports Lightning. The command `fewshot` always uses `lightning`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ MODULES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_light
 
 
 def imported_packages() -> list[str]:
-    """Return the packages that this process has imported so far."""
+    """Return which of the two packages this process has imported so far."""
     return [package for package, module in MODULES.items() if sys.modules.get(module) is not None]
 
 
 def _choose_package() -> str:
     """Return the package whose classes this process uses.
 
-    An imported package has priority over an installed one, and `lightning` over `pytorch_lightning`.
+    An imported package comes before an installed one, and `lightning` before `pytorch_lightning`.
     """
     installed = [package for package in MODULES if find_spec(package) is not None]
     return [*imported_packages(), *installed, "lightning"][0]
 
 
-# Whether the user has imported a package first, and so has chosen one.
+# Whether the user chose a package by importing it first.
 IS_CHOSEN_BY_USER = bool(imported_packages())
 PACKAGE = _choose_package()
 
@@ -60,6 +60,6 @@ __all__ = [
 
 
 def is_of_class(value: Any, name: str) -> bool:
-    """Return whether a value is of the class of this name, of either package, or of a class derived from it."""
+    """Return whether a value is an instance of the class with this name in either package."""
     packages = ("lightning", "lightning_fabric", "pytorch_lightning")
     return any(base.__name__ == name and base.__module__.partition(".")[0] in packages for base in type(value).__mro__)

@@ -1,4 +1,4 @@
-"""The loaders of the validation or test that runs, and the order in which samplers deal their samples."""
+"""Loaders of the current validation or test, and the order in which samplers deal their samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Replica(NamedTuple):
     replicas: int
     """number of parts"""
     is_first: bool
-    """whether no process of a lower rank sees the same part: its items are those that count"""
+    """whether this is the lowest rank with this part; only its items count"""
 
 
 def replica_of(trainer: Trainer) -> Replica:
@@ -35,12 +35,12 @@ def replica_of(trainer: Trainer) -> Replica:
 
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
-    """Return the loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
+    """Return name -> loader of the current validation or test, in the order of `dataloader_idx`.
 
-    Loaders that were given as a dictionary keep their keys; loaders of a list, or nested ones, are `dataloader_idx_0`
-    and so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
+    Loaders from a dictionary keep their keys. Loaders from a list, or nested ones, are `dataloader_idx_0` and so on. A
+    single loader, and a `CombinedLoader` that draws from several at a time, is one stream of batches.
     """
-    # `Trainer.val_dataloaders` is not used: in `validate` after `fit` it still has the loaders of `fit`.
+    # In `validate` after `fit`, `Trainer.val_dataloaders` still has the loaders of `fit`.
     loop_of_state: dict[Any, Any] = {"test": trainer.test_loop, "validate": trainer.validate_loop}
     loop = loop_of_state.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)
     combined = loop._combined_loader
@@ -54,7 +54,7 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
 
 
 def unpadded_length(loader: Any, replica: Replica) -> int | None:
-    """Return the number of items that a `DistributedSampler` deals to all ranks before it pads; None without one."""
+    """Return the number of items before a `DistributedSampler` pads them; None without such a sampler."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.num_replicas != replica.replicas:
         return None
@@ -62,38 +62,35 @@ def unpadded_length(loader: Any, replica: Replica) -> int | None:
 
 
 def unknown_order_reason(loader: Any, batches: int, embeddings: int, replica: Replica) -> str | None:
-    """Return why the order of this rank's embeddings is unknown; None if they are in the order of its `DistributedSampler`.
+    """Return why the order of this rank's embeddings is unknown; None if it is the order of its `DistributedSampler`.
 
     Args:
         loader: The loader.
-        batches: How many of its batches this rank was given.
-        embeddings: How many embeddings these gave.
-        replica: The part of the data that this rank has.
+        batches: Number of its batches that this rank got.
+        embeddings: Number of embeddings in these batches.
+        replica: This rank's part of the data.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        return "an IterableDataset deals its items itself"
+        return "an IterableDataset distributes its items itself"
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):
         return f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
     if sampler.num_replicas != replica.replicas:
-        return f"there are {replica.replicas} processes, and the sampler is set up for {sampler.num_replicas}"
+        return f"there are {replica.replicas} processes, but the sampler is set up for {sampler.num_replicas}"
     samples = sample_count(loader, batches)
     return None if samples == embeddings else f"its steps gave {embeddings} embeddings for {samples} samples"
 
 
 def sample_count(loader: Any, batches: int) -> int:
-    """Return the number of samples that this rank draws in its first `batches` batches; one per batch without a batch size.
-
-    The last batch may be smaller.
-    """
+    """Return the number of samples in this rank's first `batches` batches; one per batch without a batch size."""
     batch_size = getattr(loader, "batch_size", None)
     samples = batches if batch_size is None else batches * batch_size
-    # The data set is that of all ranks; its sampler has the share of this one.
+    # The last batch may be smaller. The sampler has only the samples of this rank.
     return min(samples, len(loader.sampler))
 
 
 def move_batch(trainer: Trainer, batch: Any) -> Any:
-    """Return a batch of a loader that Lightning does not know, on the device and in the precision of Lightning's batches."""
+    """Return a batch on the device and in the precision of the Trainer, for a loader that Lightning does not know."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -1,4 +1,4 @@
-"""Values in the logs of a run, their names there, and the folder of the run."""
+"""Logged values, their names, and the folder of the run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 def log_synced_values(
     module: LightningModule, values: Mapping[str, float], progress_bar_key: str | None = None
 ) -> None:
-    """Log values of an epoch; of several ranks the largest counts. The progress bar shows the value of one key."""
+    """Log values of an epoch; with several ranks, the largest. The progress bar shows the value of one key."""
     options: dict[str, Any] = {"on_step": False, "on_epoch": True, "add_dataloader_idx": False, "batch_size": 1}
-    if process_count() > 1:  # the maximum keeps Lightning from warning of unreduced values
+    if process_count() > 1:  # without a reduction, Lightning warns
         options |= {"sync_dist": True, "reduce_fx": "max"}
     for key, value in values.items():
         module.log(key, value, prog_bar=key == progress_bar_key, **options)
 
 
 def logged_names(trainer: Trainer) -> set[str]:
-    """Return the names of the values that were logged in this epoch."""
+    """Return the keys that were logged in this epoch."""
     results = trainer._results
     if results is None:
         return set()
@@ -33,11 +33,11 @@ def logged_names(trainer: Trainer) -> set[str]:
 def run_folder(trainer: Trainer, logger: Any = None) -> str:
     """Return the folder of the run.
 
-    `Trainer.log_dir` is not used: all ranks have to ask for it together.
+    `Trainer.log_dir` is not used because it is collective.
 
     Args:
         trainer: The Trainer of the run.
-        logger: The logger whose folder it is; by default the first one.
+        logger: The logger whose folder is returned; None for the first one.
     """
     if logger is None:
         logger = next(iter(trainer.loggers), None)
@@ -45,5 +45,5 @@ def run_folder(trainer: Trainer, logger: Any = None) -> str:
         return trainer.default_root_dir
     if logger.log_dir is not None:
         return str(logger.log_dir)
-    # The runs of this logger share a folder.
+    # Runs of this logger share a folder.
     return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))

@@ -1,4 +1,4 @@
-"""Modules whose weights are divided among processes (`torch.distributed.fsdp.fully_shard`)."""
+"""Modules whose weights are sharded by `torch.distributed.fsdp.fully_shard`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import nn
 
 
 def reshard(module: nn.Module) -> None:
-    """Divide the weights of all modules of `fully_shard` again, as they are before a step.
+    """Shard the weights of all `fully_shard` modules again, as they are before a step.
 
-    After a forward pass without a backward pass, the outermost of them keep whole copies of their weights. An optimiser
-    updates only the divided weights, and the next forward pass would use the old copies.
+    After a forward pass without a backward pass, the outermost modules keep whole copies of their weights. An optimiser
+    updates only the sharded weights, so the next forward pass would use the old copies.
     """
-    # Nobody has sharded a module with a part of PyTorch that was not imported.
+    # If this part of PyTorch was not imported, no module is sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FSDPModule", None)
     for submodule in module.modules():

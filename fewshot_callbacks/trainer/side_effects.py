@@ -1,4 +1,4 @@
-"""Blocks after which a module and the random states are what they were before."""
+"""Context managers that restore a module and the random states."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fewshot_callbacks.trainer.sharded import reshard
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put all submodules in evaluation mode inside the block, without gradients.
 
-    Afterwards each submodule is in the mode in which it was, and the random states are what they were. The weights of
-    sharded modules are divided again.
+    Afterwards each submodule has its previous mode, the random states are restored, and the weights of sharded modules
+    are sharded again.
     """
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
@@ -28,19 +28,18 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         reshard(module)
-        # The flag is set directly: `train(mode)` sets the submodules as well, and a module may override it to keep some
-        # of them frozen.
+        # `train(mode)` would also set the submodules, and a module may override it to keep some of them frozen.
         for submodule, training in modes:
             submodule.training = training
 
 
 @contextmanager
 def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
-    """Make forward passes as in a training step, without side effects.
+    """Run forward passes as in a training step, without side effects.
 
-    Submodules stay in the modes that they are in, and no gradient is taken. Afterwards the buffers (running statistics)
-    and the random states are what they were, to the last bit, and the weights of sharded modules are divided again.
-    Inside, the random states start from `seed`: two blocks with one seed draw the same dropout.
+    Submodules keep their modes, and no gradient is computed. Afterwards the buffers (running statistics) and the random
+    states are restored bit for bit, and the weights of sharded modules are sharded again. Inside, the random states
+    start from `seed`: two blocks with one seed draw the same dropout.
     """
     buffers = [
         (submodule._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
@@ -51,7 +50,7 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
         with preserved_random_states(), torch.no_grad():
             torch.manual_seed(seed)
             random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002 - the global state is what a module may draw from
+            np.random.seed(seed % 2**32)  # noqa: NPY002 - a module may draw from the global state
             yield
     finally:
         reshard(module)
@@ -64,13 +63,13 @@ def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Restore the random states after the block, also after an error."""
+    """Restore the random states after the block, even after an error."""
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # `isolate_rng` leaves it out
     isolation = isolate_rng()
     isolation.__enter__()
     try:
         yield
     finally:
-        isolation.__exit__(None, None, None)  # given an error, it would not restore the states
+        isolation.__exit__(None, None, None)  # with an error, it would not restore the states
         if mps is not None:
             torch.mps.set_rng_state(mps)

@@ -1,4 +1,4 @@
-"""Warnings at the line of the user's own code."""
+"""Warnings that point to the line of the user's code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 from fewshot_callbacks.trainer.lightning import IS_CHOSEN_BY_USER, PACKAGE, imported_packages, rank_zero_only
 
-# Packages whose functions may be between the line of a user, such as `trainer.fit(...)`, and a warning.
+# Packages whose frames may be between the user's line, such as `trainer.fit(...)`, and a warning.
 _BETWEEN = (
     "contextlib",
     "functools",
@@ -22,13 +22,13 @@ _BETWEEN = (
 
 @rank_zero_only
 def warn(words: str) -> None:
-    """Warn on the first rank, whether or not Python has shown the same words before, at the line of the user's own code.
+    """Warn on the first rank at the line of the user's code, even if Python has shown the same text before.
 
-    `warnings.warn` notes in the calling module what it has shown, and does not show it again in the same process, so that
-    a second fit in a notebook would say nothing. `warn_explicit` without such a record shows it. Filters apply as usual.
+    `warnings.warn` records in the calling module what it has shown, so a second fit in a notebook would not warn.
+    `warn_explicit` without such a record does. Filters apply as usual.
     """
-    # The line of the user is many frames above, behind frames of Lightning, whose number nobody knows: no `stacklevel` names
-    # it. From Python 3.12 on `skip_file_prefixes` would.
+    # The number of Lightning's frames between here and the user's line is unknown, so `stacklevel` cannot be used. From
+    # Python 3.12 on, `skip_file_prefixes` can.
     frame = inspect.currentframe()
     assert frame is not None  # CPython has frames
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
@@ -39,7 +39,7 @@ def warn(words: str) -> None:
 
 
 def warn_of_other_package(owner: str) -> None:
-    """Warn that a class is not one of `pytorch_lightning`, if the process has imported that package too late.
+    """Warn that a class is not a class of `pytorch_lightning`, if that package was imported too late.
 
     Args:
         owner: Name of the class, a module or a data module.

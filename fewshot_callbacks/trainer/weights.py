@@ -1,4 +1,4 @@
-"""Fingerprints of the weights of a module, which tell whether they have changed."""
+"""Fingerprints of a module's weights, which show whether the weights have changed."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from torch import nn
 
 from fewshot_callbacks.trainer.sharded import reshard
 
-# Number of bytes of an element -> integer type of this size, which reads its bits.
+# bytes per element -> integer type of this size
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# Number of values that are weighted at a time: their integers take eight times the memory of a value in bytes.
+# Values are weighted in chunks of this number, because each takes several 64-bit integers.
 _AT_ONCE = 2**22
-# A large odd number: its multiples are spread over all 64 bits.
+# A large odd number. Its multiples are spread over all 64 bits.
 _ODD = 0x9E3779B97F4A7C15 - 2**64
 
 
 def weight_fingerprints(module: nn.Module) -> list[int]:
-    """Return a number for each parameter. Other values nearly always give another number.
+    """Return a number for each parameter, which nearly always changes if a value changes.
 
-    The number is the sum of the bits of this process's values, read as integers, each times a random odd number. Sums of
-    integers wrap, so the number is exact on every device. A parameter whose bits cannot be read, such as one without
-    memory, has no number.
+    The number is the sum of the bits of this process's values, read as integers, each times an odd number of its place.
+    Integer sums wrap, so the number is exact on every device. A parameter whose bits cannot be read, such as one
+    without memory, has no number.
     """
-    reshard(module)  # else the number would tell whether a forward pass has left the weights whole
+    reshard(module)  # otherwise the number would depend on whether a forward pass left the weights whole
     fingerprints = []
     for parameter in module.parameters():
-        # Processes that share a parameter must not exchange their parts of it.
+        # This must not exchange parts of a sharded parameter.
         values = parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
         try:
             bits = values.contiguous().view(_INTEGERS[values.element_size()])
@@ -37,11 +37,11 @@ def weight_fingerprints(module: nn.Module) -> list[int]:
 
 
 def _weighted_sum(bits: torch.Tensor) -> torch.Tensor:
-    """Return the sum of some integers, each times an odd number of its place, modulo 2**64."""
+    """Return the sum of integers, each times an odd number of its place, modulo 2**64."""
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for first in range(0, len(bits), _AT_ONCE):
         values = bits[first : first + _AT_ONCE].long()
-        # The upper half is mixed into the lower, since small floats end in zeros.
+        # The upper half is mixed into the lower one, because the bits of many floats end in zeros.
         values = values ^ (values >> (4 * bits.element_size() - 3))
         places = torch.arange(first + 1, first + 1 + len(values), device=bits.device)
         factors = places * _ODD ^ (places * _ODD) >> 29

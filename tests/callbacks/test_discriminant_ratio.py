@@ -155,6 +155,15 @@ def test_batches_that_a_ratio_says_nothing_of_are_nan_and_one_warning_at_the_end
         assert [missing_facts(text, facts) for text in words if "NaN" in text] == [[], []]
 
 
+def test_batches_in_which_each_class_has_one_item_are_one_warning_that_names_a_sampler() -> None:
+    lone = TensorDataset(torch.randn(6, 12), 10 * torch.arange(6) - 7)
+    with recorded() as words:
+        batches = train(DiscriminantRatioMonitor(), data=lone, size=2, max_epochs=2)
+    assert all(map(math.isnan, batches.ratios))  # so the warning must not recommend it
+    assert len(words) == 1
+    assert missing_facts(words[0], ("train/J", "train/variance_ratio", "NaN", 3, "EpisodicBatchSampler")) == []
+
+
 def test_most_classes_with_one_item_are_one_warning_in_every_fit() -> None:
     points = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
     alone = TensorDataset(points, 10 * torch.tensor([0, 0, 2, 3, 4, 5]) - 7)

@@ -185,7 +185,7 @@ def test_a_validation_before_the_training_is_the_first() -> None:
     assert kept.values[2]["val/cka_to_first"] == pytest.approx(embedding_movement(before, after).cka, rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*shuffling enabled", "ignore:.*since the loader shuffles its items")
+@pytest.mark.filterwarnings("ignore:.*shuffling enabled", "ignore:.*the loader shuffles its items")
 def test_items_in_another_order_and_another_module_are_not_compared() -> None:
     monitor = EmbeddingHealthMonitor()
     kept, net = Keeps(), Embeds()

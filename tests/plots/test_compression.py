@@ -57,7 +57,7 @@ def test_points_bars_and_labels_are_those_of_the_report():
     assert axes.get_xscale() == "log"
     written = texts_of(figure)
     assert [text for text in written if text in ("float", "int8", "binary")] == ["float", "int8"]
-    assert {"8", "32", "recall@1", "bytes of an item"} <= {*written}
+    assert {"8", "32", "recall@1", "bytes per item"} <= {*written}
 
 
 def test_a_metric_without_an_interval_has_points_without_bars():

@@ -43,9 +43,8 @@ def test_principal_components_are_those_of_scikit_learn_and_named_with_their_var
     assert (np.take_along_axis(found.points, np.abs(found.points).argmax(0)[None], 0) > 0).all()
     assert found.axes[0] == f"first principal component, {round(100 * found.shares[0])} % of the variance"
     aligned_axis = project(vectors, range(items), found).axes[0]
-    assert (
-        aligned_axis == f"plane of the first two principal components, {100 * sum(found.shares):.0f} % of the variance"
-    )
+    share = f"{100 * sum(found.shares):.0f} % of the variance"
+    assert aligned_axis == f"principal components 1 and 2, rotated to match the previous map, {share}"
 
 
 def test_the_kind_of_array_and_the_order_of_items_change_nothing():
@@ -95,7 +94,7 @@ def test_maps_that_share_too_little_stay_as_they_are_and_say_so():
     assert not again.aligned
     figure = embedding_map(again)
     assert_legible(figure)
-    assert "not aligned" in " ".join(text for text, _ in drawn_texts(figure))
+    assert "Not aligned" in " ".join(text for text, _ in drawn_texts(figure))
 
 
 def test_a_map_after_a_collapse_is_not_aligned():
@@ -143,7 +142,7 @@ def test_embeddings_that_are_not_finite_are_left_out_of_the_map():
     )
     assert np.isnan(found.points[[3, 7]]).all()
     np.testing.assert_array_equal(np.delete(found.points, [3, 7], axis=0), expected.points)
-    assert found.notes == ("2 of 40 embeddings are not finite: not shown.",)
+    assert found.notes == ("Not shown: 2 of 40 embeddings are not finite.",)
     before = project(random_vectors(), LABELS)
     assert project(broken, LABELS, before).aligned
     assert np.isnan(project(random_vectors() * np.nan, LABELS, before).points).all()
@@ -153,7 +152,7 @@ def test_tsne_gives_the_same_map_twice_and_its_axes_have_no_numbers():
     first, second = (project(random_vectors(), LABELS, method="tsne") for _ in range(2))
     np.testing.assert_array_equal(first.points, second.points)
     assert "aligned with" in project(random_vectors(), LABELS, first, method="tsne").axes[0]
-    axes = {"first axis of t-SNE, without unit", "second axis of t-SNE, without unit"}
+    axes = {"t-SNE axis 1", "t-SNE axis 2"}
     assert {text for text, _ in drawn_texts(embedding_map(first))} == axes | set("0123")
 
 

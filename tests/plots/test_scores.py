@@ -132,7 +132,7 @@ def test_few_bins_and_pairs_of_one_kind_are_drawn_and_bins_without_an_end_left_o
 
 def test_the_legend_says_which_marks_are_outside_the_axes():
     texts = [text for text, _ in drawn_texts(score_histograms(COUNTS, MARKS))]
-    assert {"precision 0.99: no threshold, outside", "best F1: threshold 1.200"} <= set(texts)
+    assert {"precision 0.99: no threshold, outside the figure", "best F1: threshold 1.200"} <= set(texts)
 
 
 def test_a_name_that_no_font_holds_is_told_by_its_code_points_in_the_legend_and_a_dollar_sign_is_drawn():
@@ -177,7 +177,7 @@ def test_the_weakest_classes_and_the_most_frequent_confusions_come_first():
     figure = weakest_classes([ClassScore(*score) for score in classes], most=2)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
     texts = [text for text, _ in drawn_texts(figure)]
-    assert {"0.10, 1 query", "0.50, 2 queries", "mean AP of the 2 weakest of 3 classes"} <= set(texts)
+    assert {"0.10, 1 query", "0.50, 2 queries", "mean AP, lowest 2 of 3 classes"} <= set(texts)
     figure = confused_classes([Confusion("a", "b", 3), Confusion("b", "a", 7), Confusion("c", "a", 1)], most=2)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["b → a", "a → b"]
 

@@ -20,7 +20,8 @@ def worst_of_a_class_in(text):
 
 
 def test_texts_for_users_state_the_limit_of_the_worst_queries_of_a_class():
-    pages = [(ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("report", "pictures")]
+    names = ("evaluate/report", "callbacks/pictures")
+    pages = [(ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in names]
     for text in (ReportSettings.__doc__, RetrievalPanels.__doc__, *pages):
         assert worst_of_a_class_in(text) == {NUMBERS[WORST_OF_A_CLASS]}
 
@@ -33,4 +34,4 @@ def test_a_report_states_its_limits(tmp_path):
         tmp_path / "report.html", evaluate_retrieval(rows, labels), ReportItems(rows, labels)
     ).path.read_text()
     assert worst_of_a_class_in(html) == {str(WORST_OF_A_CLASS)}
-    assert missing_facts(html, (f"{CONFUSION_K} neighbours", f"{SUSPECT_K} nearest neighbours")) == []
+    assert missing_facts(html, (f"{CONFUSION_K} nearest neighbours", f"{SUSPECT_K} nearest neighbours")) == []

@@ -123,7 +123,7 @@ def test_the_page_names_no_address_to_load_from(example):
 
 
 def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
-    assert any("007.png" in line and "008.png" in line and "2 pictures" in line for line in example.omissions)
+    assert any("007.png" in line and "008.png" in line and "2 images" in line for line in example.omissions)
     assert len(example.data["images"]) > 200
     assert missing_facts(example.html, ("Exif", "<bdi>white</bdi>")) == []
 
@@ -134,7 +134,7 @@ def test_the_page_tells_its_size_and_keeps_below_max_mb(example, tmp_path):
     items = ReportItems(example.embeddings, example.labels, picture=lambda _: torch.rand(3, 90, 90))
     small = write_report(tmp_path / "small.html", example.report, items, settings=ReportSettings(max_mb=0.4))
     assert small.size < 0.4e6
-    assert any(missing_facts(line, ("pictures", "0.4 MB")) == [] for line in small.omissions)
+    assert any(missing_facts(line, ("images", "0.4 MB")) == [] for line in small.omissions)
 
 
 def tables_of_slices(browser):
@@ -303,7 +303,7 @@ def test_the_numbers_are_those_of_the_chosen_threshold(page, example, share):
 
 def test_operating_points_are_exact(page, example):
     buttons = page.find_elements("css selector", "#points button")
-    assert [button.text for button in buttons] == ["best F1", "precision 0.5", "precision 0.9", "equal errors"]
+    assert [button.text for button in buttons] == ["best F1", "precision 0.5", "precision 0.9", "equal error rates"]
     buttons[1].click()
     point = example.report.at_precision[0.5]
     assert float(text_of(page, "at-recall")) == pytest.approx(point.recall, abs=5.1e-5)

@@ -419,7 +419,7 @@ def test_loops_that_cannot_be_loaded_are_compiled_anew_with_one_line(engine, tmp
     done = engine(script)
     assert printed(done) == whole
     (line,) = done.stderr.splitlines()
-    assert missing_facts(line, ("loop", tmp_path / "kept")) == []
+    assert missing_facts(line, ("kernel", tmp_path / "kept")) == []
     again = engine(script)
     assert (printed(again), again.stderr) == (whole, "")
 
@@ -437,7 +437,7 @@ def test_a_full_disk_ends_no_run(engine, tmp_path):
     done = engine(FULL + PRINTED.replace("*PAIR", "5.0, 7.0"))
     assert printed(done) == [2, 1, 5, 0, 2]
     (line,) = done.stderr.splitlines()
-    assert missing_facts(line, ("loops", tmp_path / "kept", "NUMBA_CACHE_DIR")) == []
+    assert missing_facts(line, ("kernels", tmp_path / "kept", "NUMBA_CACHE_DIR")) == []
     assert [file for file in (tmp_path / "kept").rglob("*") if file.is_file()] == []
 
 

@@ -16,7 +16,7 @@ from fewshot_callbacks.engine.scale import Floats
 
 
 class _RelevantGroup(NamedTuple):
-    """Neighbouring relevant scores."""
+    """A group of neighbouring relevant scores."""
 
     scores: Floats  # (scores,) ascending
     reaching: Ints  # (scores,) relevant pairs with this score or a higher one
@@ -28,14 +28,14 @@ class PooledAreas:
 
     Args:
         pooled: Counts of all pairs.
-        grid: A score grid; the one with which a search has ended leaves less to count.
+        grid: A score grid. After a search, its final grid leaves less to count.
     """
 
     def __init__(self, pooled: PooledPairs, grid: ScoreGrid) -> None:
         self._relevant = pooled.relevant
         self._negatives = pooled.negatives
         self._grid = grid
-        # In one set, both pairs of two items have the same score.
+        # In one set, both directions of a pair have the same score.
         pairs_of_score = 2 if pooled.evaluation.relevance.symmetric else 1
         # relevant pairs whose scores fit the budget
         self._room = pairs_of_score * max(1, pooled.grid_size)
@@ -45,7 +45,7 @@ class PooledAreas:
         """Return bounds of the area under the precision-recall curve, from what is known so far.
 
         The area is the mean of the precisions at the relevant pairs. A relevant score inside a cell accepts no fewer pairs
-        than the upper end of the cell, and no more than the lower.
+        than the upper end of the cell, and no more pairs than the lower end.
         """
         grid = self._grid
         fewest, most = self._negatives.bounds(grid.scores)
@@ -55,13 +55,13 @@ class PooledAreas:
         high = pairs * precision_of(grid.reaching, fewest)
         low_inside = grid.inside_cells * precision_of(grid.reaching_upper_ends + 1, negatives.most_above_lower_ends)
         high_inside = grid.inside_cells * precision_of(grid.above_lower_ends, negatives.fewest_at_upper_ends)
-        # Exact sums, so that bounds which are equal are the exact area, whatever the grid is.
+        # The sums are exact, so that equal bounds are the exact area for any grid.
         lowest = math.fsum(np.concatenate((low, low_inside)).tolist())
         highest = math.fsum(np.concatenate((high, high_inside)).tolist())
         return lowest / max(1, grid.total), highest / max(1, grid.total)
 
     def under_precision_recall(self) -> float:
-        """Return the area under the precision-recall curve, rounded; it may take more passes over all pairs."""
+        """Return the area under the precision-recall curve, rounded. This may take more passes over all pairs."""
         return math.fsum(self._terms()) / max(1, self._grid.total)
 
     def _terms(self) -> Iterator[float]:
@@ -80,19 +80,19 @@ class PooledAreas:
             yield from (group.pairs * precision_of(group.reaching, negatives)).tolist()
 
     def under_roc(self) -> float:
-        """Return the share of a relevant pair and a negative that are in the right order; NaN if there are none of either.
+        """Return the share of (relevant pair, negative) combinations in the right order; NaN if there are none.
 
-        A tie counts one half. The count is exact, and rounded once; it may take another pass over all pairs.
+        A tie counts one half. The count is exact and is rounded once. It may take another pass over all pairs.
         """
         if not self._grid.total or not self._negatives.total:
             return math.nan
         wrong = 0
-        # All negatives lie below the relevant pairs of the other cells.
+        # All negatives are below the relevant pairs of the other cells.
         for group in self._groups_below(self._first_free_cell()):
             just_above = np.nextafter(group.scores, np.inf)
             fewest, most = self._negatives.bounds(group.scores)
-            # One pass for all: a pass that counts at a score also counts just above it. The other two calls then find their
-            # counts known, and take no pass.
+            # A pass that counts at a score also counts just above it, so this call needs one pass. The other two calls then
+            # find their counts known and need none.
             self._negatives.close(np.unique(np.where(fewest < most, group.scores, just_above)))
             self._negatives.close(group.scores)
             self._negatives.close(just_above)
@@ -102,15 +102,15 @@ class PooledAreas:
         return share_in_right_order(wrong, self._grid.total, self._negatives.total)
 
     def expected_passes(self) -> int:
-        """Return how many more passes over all pairs the exact areas take at most: one for each group that is open."""
+        """Return the largest number of further passes that the exact areas take: one for each open group."""
         first_free = self._first_free_cell()
         is_open = self._grid.lower_ends[:first_free] < self._negatives.cutoff
         return len(np.unique(self._groups_of_cells()[:first_free][is_open]))
 
     def _first_free_cell(self) -> int:
-        """Return the lowest cell of the grid whose lower end no negative reaches; the number of cells if there is none."""
+        """Return the lowest cell whose lower end no negative reaches; the number of cells if there is no such cell."""
         _, most = self._negatives.bounds(self._grid.scores)
-        # All negatives reach the lower end of cell 0. The numbers fall from cell to cell, so their negatives ascend.
+        # All negatives reach the lower end of cell 0. The numbers fall from cell to cell, so minus the numbers ascends.
         most_at_lower_ends = np.append(self._negatives.total, most)
         return int(np.searchsorted(-most_at_lower_ends, 0))
 
@@ -149,7 +149,7 @@ def twice_in_wrong_order(relevant: Ints, negatives_reaching: Ints, negatives_abo
         negatives_reaching: (scores,) number of negatives with this score or a higher one.
         negatives_above: (scores,) number of negatives with a higher score.
     """
-    # A negative above counts twice. A tied one counts once: it reaches the score, but does not lie above it.
+    # A negative above the score counts twice. A tied negative counts once: it reaches the score but is not above it.
     return _exact_sum_of_products(relevant, negatives_reaching + negatives_above)
 
 

@@ -22,7 +22,7 @@ class CountBounds(NamedTuple):
     most: Ints
 
     def with_more(self, scores: Floats, fewest: Ints, most: Ints) -> CountBounds:
-        """Return these bounds and more of them, each as close as its neighbours allow."""
+        """Return these bounds and more bounds, each as tight as its neighbours allow."""
         scores = np.concatenate((self.scores, scores))
         order = np.argsort(scores, kind="stable")
         fewest = np.concatenate((self.fewest, fewest))[order]
@@ -33,7 +33,7 @@ class CountBounds(NamedTuple):
         return CountBounds(scores[order], fewest, most)
 
     def at(self, scores: Floats, total: int) -> tuple[Ints, Ints]:
-        """Return the bounds at some ascending scores, of `total` negatives in all."""
+        """Return the bounds at ascending scores, given the number of all negatives."""
         # A negative that reaches a higher score reaches this one, and one that reaches this one reaches a lower score.
         next_higher = first_reaching(self.scores, scores)
         next_lower = first_reaching(self.scores, np.nextafter(scores, np.inf)) - 1
@@ -48,20 +48,20 @@ NO_BOUNDS = CountBounds(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64
 
 @runtime_checkable
 class ListedNegatives(Protocol):
-    """The negatives of this process that are in no tile (`distinct.py`): bounds of how many reach a score."""
+    """The negatives of this process that are in no tile (`distinct.py`), with bounds of how many reach a score."""
 
     @property
     def total(self) -> int:
         """Number of these negatives."""
 
     def bounds(self, scores: Floats) -> tuple[Ints, Ints]:
-        """Return how many of them at least, and at most, reach each of some ascending scores."""
+        """Return the fewest and the most of them that can reach each of the ascending scores."""
 
     def with_closed(self, scores: Floats) -> ListedNegatives:
-        """Return the same negatives with equal bounds at some ascending scores. Collective."""
+        """Return the same negatives with equal bounds at the ascending scores. *Collective*."""
 
     def some_scores(self) -> Floats:
-        """Return ascending scores. All of these negatives are between the first and the last."""
+        """Return ascending scores. The scores of all these negatives are between the first and the last."""
 
 
 class CachedNegatives:
@@ -76,12 +76,12 @@ class CachedNegatives:
         self._scores = scores
 
     def bounds(self, scores: Floats) -> tuple[Ints, Ints]:
-        """Return how many of them reach each of some ascending scores, twice."""
+        """Return how many of them reach each of the ascending scores, as both bounds."""
         counts = self._scores.count_reaching(scores)
         return counts, counts
 
     def with_closed(self, scores: Floats) -> ListedNegatives:
-        """Return these negatives: all bounds are equal."""
+        """Return these negatives, since all their bounds are equal."""
         del scores
         return self
 
@@ -92,32 +92,32 @@ class CachedNegatives:
 
 @dataclass(frozen=True)
 class RecomputedNegatives:
-    """Listed negatives whose exact scores are recomputed when they are asked for. Known are their numbers at some scores."""
+    """Listed negatives whose exact scores are recomputed when needed. Their numbers are known at some scores."""
 
     total: int
     known: CountBounds
-    # lowest and highest exact score; empty without a negative
+    # lowest and highest exact score; empty if there are no negatives
     ends: Floats
-    # yields the exact scores of all, in pieces
+    # yields the exact scores of all these negatives, in pieces
     pieces: Callable[[], Iterable[CountedValues]]
 
     @classmethod
     def of(cls, counts: GridCounts, pieces: Callable[[], Iterable[CountedValues]]) -> RecomputedNegatives:
-        """Return negatives that have been counted at some scores.
+        """Return negatives that have been counted at the scores of a grid.
 
         Args:
             counts: Their numbers at these scores.
-            pieces: Yields the exact scores of all, in pieces.
+            pieces: Yields their exact scores, in pieces.
         """
         ends = np.array([counts.lowest, counts.highest]) if counts.total else np.empty(0)
         return cls(counts.total, CountBounds(counts.scores, counts.reaching, counts.reaching), ends, pieces)
 
     def bounds(self, scores: Floats) -> tuple[Ints, Ints]:
-        """Return how many of them at least, and at most, reach each of some ascending scores."""
+        """Return the fewest and the most of them that can reach each of the ascending scores."""
         return self.known.at(scores, self.total)
 
     def with_closed(self, scores: Floats) -> ListedNegatives:
-        """Return the same negatives with equal bounds at some ascending scores. Collective."""
+        """Return the same negatives with equal bounds at the ascending scores. *Collective*."""
         counts = np.zeros(len(scores), np.int64)
         for piece in self.pieces():
             counts += piece.count_reaching(scores)

@@ -20,20 +20,20 @@ from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.files.journal import Arrays
 
 # Bins of a histogram: about as fine as errors of float32 allow. They take 0.25 MB for each thread, which stay in the cache
-# of a core. A pair that is not collected is known up to its error bound and a bin.
+# of a core. The score of a pair that is not collected is known up to its error bound and one bin.
 HISTOGRAM_BINS = 2**15
 
-# A sample may be off by this factor: this many times as many pairs are collected, if there is room. With 1.5, synthetic
-# sets of 31,730 and 158,652 items took a further pass, which costs far more than these pairs.
+# A sample may be off by this factor, so this many times the predicted number of pairs is collected if there is room. With
+# 1.5, synthetic sets of 31,730 and 158,652 items took a further pass, which costs far more than these pairs.
 SLACK = 3.0
-# Share of the room that is planned to be filled: a buffer that overflows drops a quarter of its pairs or more.
+# Share of the room that is planned to be filled, since a buffer that overflows drops a quarter of its pairs or more.
 FILLED_SHARE = 0.8
-# Room for this many pairs beyond twice the number that questions need, if the budget allows.
+# There is room for this many pairs beyond twice the number that questions need, if the budget allows.
 LEAST_CAPACITY = 2**16
-# At most this share of all pairs of all processes is collected; symmetric pairs count once. `layout.COLLECTED_SHARE`
-# limits the pairs of one process, and so bounds the memory.
+# Largest share of all pairs of all processes that is collected; symmetric pairs count once. `layout.COLLECTED_SHARE`
+# limits the pairs of one process, and so its memory.
 MOST_SHARE = 0.06
-# The cut-off is this far below the sampled estimate, so that rounding does not lift it above.
+# The cut-off is this far below the sampled estimate, so that rounding cannot put it above.
 CUTOFF_OFFSET = 1e-6
 
 
@@ -45,11 +45,11 @@ class Collected(NamedTuple):
     values: FloatArray  # (pairs,)
     queries: NDArray[np.int32]  # (pairs,)
     items: NDArray[np.int32]  # (pairs,)
-    # (pairs,) how many pairs each stands for; None for one each
+    # (pairs,) how many pairs each pair stands for; None for one each
     copies: Ints | None
 
     def where(self, mask: NDArray[np.bool_]) -> Collected:
-        """Return the pairs that a mask chooses."""
+        """Return the pairs that a mask selects."""
         copies = None if self.copies is None else self.copies[mask]
         return Collected(self.cutoff, self.values[mask], self.queries[mask], self.items[mask], copies)
 
@@ -57,7 +57,7 @@ class Collected(NamedTuple):
 class Collector:
     """Observer that collects the pairs whose scores reach a cut-off, and perhaps makes a histogram of all estimates.
 
-    What is collected are estimates; or, where these are coarse, scores in float64. `error_bound` is how far they can be from
+    It collects estimates, or scores in float64 if estimates are coarse. `error_bound` is how far these values can be from
     the exact scores.
 
     Args:
@@ -87,7 +87,7 @@ class Collector:
         self._idle: list[CandidateBuffer] = []
 
     def new_workspace(self) -> tuple[CandidateBuffer, NDArray[np.int32]]:
-        """Return the buffer of one thread, and room for bins; the buffer of an earlier batch, if there is any left."""
+        """Return the buffer of one thread and an array for bins. Buffers of an earlier batch are used first."""
         if self._idle:
             return self._idle.pop(), np.empty(RUN, np.int32)
         double = self.coarse or self.estimates.precision == "float64"
@@ -115,7 +115,7 @@ class Collector:
         self.estimates.backend.collect(tile, buffer, bins_of)
 
     def next_batch(self) -> Collector:
-        """Go on with the same buffers for another batch of queries."""
+        """Return this collector, which uses the same buffers for another batch of queries."""
         self._idle = list(self._buffers)
         return self
 
@@ -132,7 +132,7 @@ class Collector:
         return arrays
 
     def restore(self, arrays: Arrays) -> None:
-        """Go on with these buffers."""
+        """Resume with these buffers."""
         empty, _ = self.new_workspace()
         self._buffers = []
         for first in range(0, len(arrays), 6):
@@ -144,7 +144,7 @@ class Collector:
         self.next_batch()
 
     def collected(self) -> Collected:
-        """Return all pairs that reach the highest cut-off of all buffers, and the pairs below it that other buffers have."""
+        """Return all pairs that reach the highest cut-off of all buffers, and the pairs below it in other buffers."""
         cutoff = max((float(buffer.cutoff[0]) for buffer in self._buffers), default=self.cutoff)
         values: list[NDArray[Any]] = [buffer.values[: buffer.filled[0]] for buffer in self._buffers] or [np.empty(0)]
         none = [np.empty(0, np.int32)]
@@ -161,7 +161,7 @@ class Collector:
     def histogram(self) -> tuple[Floats, Ints]:
         """Return the lower edges of the bins, and how many estimates reach each.
 
-        Bin 0 takes everything below the second edge, masked pairs as well. Edges follow from `counting.bin_of`.
+        Bin 0 counts everything below the second edge, including masked pairs. Edges follow from `counting.bin_of`.
         """
         assert self.bins is not None
         lowest, highest = self.bins
@@ -174,14 +174,14 @@ class Collector:
 
 
 class Wanted(NamedTuple):
-    """How many of the highest negatives a question needs: to find its answer, and to prove that no lower score is it."""
+    """How many of the highest negatives a question needs, to find its answer and to prove that no lower score is it."""
 
     needed: float
     proving: float
 
 
 def plan_collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted], scores: Floats) -> Collector:
-    """Return a collector of the negatives that some questions will need.
+    """Return a collector of the negatives that questions will need.
 
     Args:
         estimates: The tiles.
@@ -194,7 +194,7 @@ def plan_collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted
     most_of_all = pairs if pairs <= EVERY else max(LEAST_CAPACITY, int(MOST_SHARE * pairs))
     # most pairs that this process collects
     room = max(2, min(estimates.layout.buffer_pairs, most_of_all) // processes)
-    if pairs <= room:  # all pairs are collected; each thread has room for all, since it may see all
+    if pairs <= room:  # all pairs are collected; each thread has room for all pairs, since it may see all of them
         return Collector(estimates, -math.inf, (pairs + estimates.shape[0]) * estimates.threads)
     if not len(scores):
         return Collector(estimates, -math.inf, room)
@@ -208,8 +208,8 @@ def plan_collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted
     share_of_pairs = max(planned, min(room, LEAST_CAPACITY) // 4) * processes / max(1, pairs)
     cutoff = sample.score_reached_by(share_of_pairs * sample.total) - CUTOFF_OFFSET
     capacity = min(room, int(2 * planned) + LEAST_CAPACITY)
-    # The histogram of binary codes is exact. For other rows, a histogram bounds the questions that may need more pairs
-    # than are collected, and may spare a second pass.
+    # The histogram of binary codes is exact. For other rows, a histogram gives bounds to questions that may need more pairs
+    # than are collected, and may save a second pass.
     if bins is None and not has_room.all():
         bins = _histogram_range(scores, estimates)
     return Collector(estimates, cutoff, capacity, bins)

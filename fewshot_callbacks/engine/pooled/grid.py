@@ -22,7 +22,7 @@ RelevantPieces = Callable[[], Iterable[CountedValues]]
 
 
 def unique_scores(scores: NDArray[Any]) -> NDArray[Any]:
-    """Return the distinct scores, ascending. Those of one process are ascending already, and are not sorted again."""
+    """Return the distinct scores, ascending. The scores of one process are ascending, and are not sorted again."""
     if not len(scores):
         return scores
     if (scores[1:] < scores[:-1]).any():
@@ -33,21 +33,24 @@ def unique_scores(scores: NDArray[Any]) -> NDArray[Any]:
 
 
 def at_upper_ends(counts: Ints) -> Ints:
-    """Return (grid + 1,) the numbers that reach the upper end of each cell, given the numbers at each score of the grid.
+    """Return (grid + 1,) the numbers of pairs that reach the upper end of each cell.
 
-    Nothing reaches the upper end of the last cell, which is infinite.
+    No pair reaches the upper end of the last cell, which is infinite.
+
+    Args:
+        counts: (grid,) numbers of pairs that reach each score of the grid.
     """
     return np.append(counts, 0)
 
 
 def above_lower_ends(total: int, above: Ints) -> Ints:
-    """Return (grid + 1,) the numbers above the lower end of each cell.
+    """Return (grid + 1,) the numbers of pairs above the lower end of each cell.
 
-    Everything is above the lower end of the first cell, which is minus infinity.
+    All pairs are above the lower end of the first cell, which is minus infinity.
 
     Args:
-        total: The number of all.
-        above: (grid,) numbers above each score of the grid.
+        total: Number of all pairs.
+        above: (grid,) numbers of pairs above each score of the grid.
     """
     return np.append(total, above)
 
@@ -89,9 +92,9 @@ class GridCounts:
 
 @dataclass(frozen=True)
 class ScoreGrid:
-    """The score grid: ascending scores of relevant pairs, all distinct ones or some, and the relevant pairs at each.
+    """The score grid: ascending distinct scores of relevant pairs, all or some, and the relevant pairs at each score.
 
-    A grid of n scores cuts the line into n + 1 cells. Neither end of a cell belongs to it:
+    A grid of n scores cuts the line into n + 1 cells. Neither end of a cell belongs to the cell:
 
         cell 0     | cell 1              | ... | cell n
         -inf       grid[0]      grid[1]        grid[n - 1]     +inf
@@ -104,10 +107,10 @@ class ScoreGrid:
 
     @classmethod
     def from_pieces(cls, scores: Floats, pieces: Iterable[CountedValues], processes: Processes = ALONE) -> ScoreGrid:
-        """Return a grid with the relevant pairs counted at each score; scores of no relevant pair are left out. Collective.
+        """Return a grid with the relevant pairs counted at each score. *Collective*.
 
         Args:
-            scores: Ascending.
+            scores: Ascending. Scores of no relevant pair are left out.
             pieces: The scores of all relevant pairs of this process.
             processes: All processes.
         """
@@ -118,7 +121,7 @@ class ScoreGrid:
 
     @classmethod
     def from_counts(cls, counts: GridCounts, processes: Processes = ALONE) -> ScoreGrid:
-        """Return a grid, given the relevant pairs of this process; scores of no relevant pair are left out. Collective."""
+        """Return a grid, given counts of one process. Scores of no relevant pair are left out. *Collective*."""
         reaching = counts.reaching
         above = counts.above
         total = counts.total
@@ -159,7 +162,7 @@ class ScoreGrid:
     def refined(
         self, cells: NDArray[np.bool_], pieces: RelevantPieces, room: int, processes: Processes = ALONE
     ) -> ScoreGrid:
-        """Return the grid with more scores: those in some cells, or as many as there is room for. Collective.
+        """Return the grid with more scores: all scores in the chosen cells, or as many as fit. *Collective*.
 
         Args:
             cells: (grid + 1,) whether each cell is chosen. Some of the chosen cells have scores inside (`inside_cells`).
@@ -173,7 +176,7 @@ class ScoreGrid:
         for piece in pieces():
             inside = piece.where(_are_inside_cells(piece.values, self, cells))
             scores = unique_scores(inside.values)
-            # It begins in the middle of the first step: even a single score then halves its cell.
+            # The first score is in the middle of the first step, so that even a single score halves its cell.
             added.append(scores[min(step, len(scores)) // 2 :: step])
             if step == 1:  # there is room for all
                 kept.append(inside)
@@ -183,16 +186,16 @@ class ScoreGrid:
         return self._with_all_inside(scores, kept, processes)
 
     def _with_all_inside(self, scores: Floats, inside: Sequence[CountedValues], processes: Processes) -> ScoreGrid:
-        """Return the grid with all scores inside some cells, counted without a further look at all pairs. Collective.
+        """Return the grid with all scores inside the chosen cells, without counting all pairs again. *Collective*.
 
         A new score s is inside a cell. The upper end u of the cell is a score of this grid or infinity. Therefore
 
             reaching(s) = reaching(u) + pairs inside the cells that reach s - pairs inside the cells that reach u
 
-        and the same for the pairs above s.
+        and the same holds for the pairs above s.
 
         Args:
-            scores: Ascending: the scores of this grid, and all inside these cells.
+            scores: Ascending: the scores of this grid, and all scores inside these cells.
             inside: The scores inside these cells of the relevant pairs of this process.
             processes: All processes.
         """

@@ -1,4 +1,4 @@
-"""Bounds of the number of negatives at any score, which can be closed: made equal."""
+"""Bounds of the number of negatives at any score. To close bounds is to make them equal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fewshot_callbacks.engine.tiles import Estimates
 class Negatives:
     """Bounds of the number of negatives that reach a score. All methods are collective.
 
-    `close` makes bounds equal, and keeps what it has found out. No other method changes anything.
+    `close` makes bounds equal, and keeps the counts that it finds. No other method changes anything.
 
     Args:
         estimates: The tiles.
-        collector: Has the collected negatives.
+        collector: Contains the collected negatives.
         seen: Number of negatives that the tiles of this process stand for.
-        sample: Estimates of a sample of negatives. It decides what is tried first, and never a result.
+        sample: Estimates of a sample of negatives. It decides what is tried first, but never a result.
         listed: The negatives of the queries of this process that are in no tile.
     """
 
@@ -56,7 +56,7 @@ class Negatives:
         # exact scores of the other collected pairs
         nothing = np.zeros(len(self._collected.values), bool)
         self._exact = self._values.where(nothing)
-        # from here on all pairs are collected
+        # all pairs that reach this score are collected
         (self.cutoff,) = self.processes.largest([self._collected.cutoff])
         if estimates.vectors.pairs.exact_estimates:  # the estimates of binary codes are their exact scores
             self._exact = self._values._replace(values=self._values.values.astype(np.float64))
@@ -73,10 +73,10 @@ class Negatives:
 
         Args:
             edges: (bins,) lower edge of each bin.
-            reaching: (bins,) number of estimates that reach each edge; the first number counts masked pairs, too.
+            reaching: (bins,) number of estimates that reach each edge; the first number also counts masked pairs.
         """
-        # An estimate is off by at most ceil(error bound / width) bins. Its position is rounded by less than one bin more
-        # (`_histogram_range`).
+        # An estimate is off by at most ceil(error bound / width) bins. Rounding moves its position by less than one further
+        # bin (`_histogram_range`).
         shift = 1 + math.ceil((self.estimates.largest_error_bound * ERROR_FACTOR + 2.0**-125) / (edges[1] - edges[0]))
         if shift >= len(edges):
             return
@@ -86,11 +86,11 @@ class Negatives:
         self._known_bounds = self._known_bounds.with_more(edges, fewest, most)
 
     def _add_counts_of_binary_codes(self, edges: Floats, reaching: Ints) -> None:
-        """Add the counts that a histogram with one bin for each score of binary codes gives: all that a pass could find.
+        """Add the exact counts of a histogram with one bin for each score of binary codes. No pass could find more.
 
         Args:
             edges: (bins,) lower edge of each bin, one unit below its score.
-            reaching: (bins,) number of scores that reach each edge; the first number counts masked pairs, too.
+            reaching: (bins,) number of scores that reach each edge; the first number also counts masked pairs.
         """
         counts = self.estimates.directions * reaching[1 : self.estimates.vectors.scale.dim + 2]
         scores = edges[1 : self.estimates.vectors.scale.dim + 2] + self.estimates.vectors.scale.score_factor
@@ -100,21 +100,21 @@ class Negatives:
         return self.processes.summed(values) if self.processes.count > 1 else values
 
     def _margins(self, scores: Floats) -> Floats:
-        """Return how far a value must be from each score to lie on the same side as its exact score; 2**-50 is rounding."""
-        size = np.minimum(np.abs(scores), 2.0)  # infinite scores are possible, too
+        """Return how far a value must be from each score to be on the same side as its exact score."""
+        size = np.minimum(np.abs(scores), 2.0)  # infinite scores are possible; 2**-50 of the size is rounding
         return self.error_bound + size * 2.0**-50
 
     # ------------------------------------------------------------------------------------------------------------ bounds
 
     def bounds(self, scores: Floats) -> tuple[Ints, Ints]:
-        """Return how many negatives at least, and at most, reach each of some ascending scores."""
+        """Return the fewest and the most negatives that can reach each of the ascending scores."""
         fewest, most = self._summed(np.stack(self._own_bounds(scores)))
         return fewest, most
 
     def _own_bounds(self, scores: Floats) -> tuple[Ints, Ints]:
         """Return the bounds for the negatives of this process.
 
-        They follow from the values of the collected pairs, up to their margins; from exact scores; and from bounds at other
+        They follow from the values of the collected pairs up to their margins, from exact scores, and from bounds at other
         scores.
         """
         directions = self.estimates.directions
@@ -128,10 +128,10 @@ class Negatives:
         return np.maximum(fewest, known_fewest) + listed_fewest, np.minimum(most, known_most) + listed_most
 
     def estimate(self, scores: Floats) -> Ints:
-        """Return about how many negatives reach each of some ascending scores.
+        """Return about how many negatives reach each of the ascending scores.
 
         From the cut-off on, the counts are correct for scores that differ by at most `error_bound`; listed negatives
-        are counted by their lower bound. Below the cut-off the sample interpolates the counts.
+        are counted by their lower bound. Below the cut-off, the counts are interpolated with the sample.
         """
         fewest, most = self.bounds(scores)
         collected = self._values.count_reaching(scores) + self._exact.count_reaching(scores)
@@ -149,7 +149,7 @@ class Negatives:
         return np.clip(np.where(below, interpolated, counts), fewest, most)
 
     def highest_values(self) -> Floats:
-        """Return some values of the collected pairs of all processes, ascending, with the highest of them all.
+        """Return ascending values of collected pairs of all processes. They include the highest values.
 
         Pairs whose exact scores have been computed meanwhile are left out.
         """
@@ -162,10 +162,10 @@ class Negatives:
         return np.sort(self.processes.joined(thinned.astype(np.float64)))
 
     def span(self, scores: Floats) -> tuple[float, float]:
-        """Return a score below, and a score above, all known negatives and some scores."""
+        """Return a score below and a score above all known negatives and the given scores."""
         lowest = float(scores.min(initial=np.inf))
         highest = float(scores.max(initial=-np.inf))
-        # Pairs that a full buffer has dropped are below the cut-off: all pairs are, if the highest tie.
+        # Pairs that a full buffer has dropped are below the cut-off. If the highest pairs tie, all pairs are dropped.
         dropped = np.array([self.cutoff] if math.isfinite(self.cutoff) else [])
         for values in (self._values.values, self._exact.values, self._listed.some_scores(), dropped):
             if len(values):
@@ -177,10 +177,10 @@ class Negatives:
     # ------------------------------------------------------------------------------------------------------------- close
 
     def close(self, scores: Floats) -> None:
-        """Make the bounds at some ascending scores equal.
+        """Make the bounds at the ascending scores equal.
 
-        This takes exact scores of collected pairs, one more pass if a score is below the cut-off, and all exact scores of
-        listed negatives if these are recomputed and their bounds differ.
+        This takes exact scores of collected pairs, and one more pass if a score is below the cut-off. If listed negatives
+        are recomputed and their bounds differ, it also takes all their exact scores.
         """
         fewest, most = self.bounds(scores)
         scores = scores[fewest < most]
@@ -240,7 +240,7 @@ class Negatives:
         return self.estimates.in_precision(recorded(choose))
 
     def _share_open(self, scores: Floats, error_bound: float) -> float:
-        """Return about which share of the negatives is open when estimates are compared with scores.
+        """Return about what share of the negatives is open when estimates are compared with scores.
 
         Args:
             scores: Ascending.

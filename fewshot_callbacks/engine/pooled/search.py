@@ -14,10 +14,10 @@ from fewshot_callbacks.engine.pooled.questions import Bools, Findings, NegativeB
 from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.scale import Floats
 
-# The most likely answers of a question are closed first, and a few spaced scores. These usually settle the question.
-# With 2**16, random labels of 31,730 items took a third pass; 2**19 takes a tenth longer.
+# Number of most likely answers of a question that are closed first, with a few spaced scores. They usually settle the
+# question. With 2**16, random labels of 31,730 items took a third pass; 2**19 takes a tenth longer.
 LIKELY_CLOSED = 2**18
-# Spaced scores bound the counts between them, whichever answers are likely.
+# Number of spaced scores. They bound the counts between them, whichever answers are likely.
 SPACED_CLOSED = 2**8
 
 
@@ -32,21 +32,20 @@ class Accepted(NamedTuple):
 def _standstill() -> RuntimeError:
     """Return the error of a search whose round has changed nothing."""
     return RuntimeError(
-        "evaluate_retrieval: the thresholds cannot be settled, since neighbouring scores are no longer told "
-        "apart: something flushes denormal numbers to zero meanwhile. Do not call torch.set_flush_denormal "
-        "in a callback."
+        "evaluate_retrieval: the thresholds cannot be settled, since neighbouring scores are now the same number: "
+        "torch.set_flush_denormal(True) was called during the evaluation. Do not call it in a callback."
     )
 
 
 class ThresholdSearch:
     """Finds the answers of questions about an evaluation that has run. The constructor and all methods are collective.
 
-    An answer is a relevant score. All thresholds between two neighbouring relevant scores accept the same relevant pairs.
-    Of these thresholds, the upper score accepts the fewest negatives.
+    An answer is a relevant score. All thresholds between two neighbouring relevant scores accept the same relevant pairs,
+    and the upper score accepts the fewest negatives.
 
     The search knows the relevant pairs at each score of the score grid, and bounds of the number of negatives. A
     question finds its answer, or the scores that may be the answer. Then the counts at these scores are closed. If the grid
-    lacks relevant scores that may be the answer, they are added to it instead. Then the question is asked again.
+    lacks relevant scores that may be the answer, they are added to the grid instead. Then the question is asked again.
 
     Args:
         pooled: Counts of all pairs.
@@ -62,9 +61,9 @@ class ThresholdSearch:
         self.grid = pooled.grid
 
     def answers(self, questions: Sequence[Question]) -> list[Accepted | None]:
-        """Return the answer of each question; None where no relevant score is one.
+        """Return the answer of each question; None if no relevant score is an answer.
 
-        Each round looks at all open questions, and then learns what they need: scores inside cells, or else counts.
+        Each round asks all open questions, and then computes what they need: scores inside cells, or otherwise counts.
         """
         answers: list[Accepted | None] = [None] * len(questions)
         waiting = list(range(len(questions))) if self.grid.total else []
@@ -104,7 +103,7 @@ class ThresholdSearch:
         return answers
 
     def _bounds_at_grid(self, *, above: bool) -> NegativeBounds:
-        """Return bounds of the negatives that reach each score of the grid, or that are above it."""
+        """Return bounds of the number of negatives that reach each score of the grid, or that are above it."""
         scores = np.nextafter(self.grid.scores, np.inf) if above else self.grid.scores
         fewest, most = self.negatives.bounds(scores)
         return NegativeBounds(scores, fewest, most, self.negatives.total)
@@ -114,14 +113,14 @@ class ThresholdSearch:
         return None if position is None else self.accepted(float(self.grid.scores[position]))
 
     def _likely(self, question: Question, at_grid: NegativeBounds, findings: Findings) -> Findings:
-        """Return where the answer of a question is if a sample is right, and one score whose count then proves it.
+        """Return where the answer of a question is if the sample is right, and one score whose count then proves it.
 
         Without a count below the cut-off of the collected pairs, the answer may be anywhere below it. A pass that
         counts at all of these scores takes several times as long as a pass that counts at high scores, which few
         negatives reach.
 
         Returns:
-            The findings, if there is no such sample, or if no lower score is open by the sample.
+            The given findings, if there is no sample, or if it leaves no lower score open.
         """
         if not self._can_guess(at_grid, findings):
             return findings
@@ -151,7 +150,7 @@ class ThresholdSearch:
         return np.append(spaced, open_positions[: min(LIKELY_CLOSED, self.grid_size)])
 
     def _learn(self, cells: Bools, scores_to_close: Sequence[Floats]) -> None:
-        """Add the scores inside some cells to the grid, if there are such cells; else close counts of negatives."""
+        """Add the scores inside the chosen cells to the grid; if no cell is chosen, close counts of negatives."""
         if cells.any():
             scores_of_relevant = self.pooled.relevant.ascending
             self.grid = self.grid.refined(cells, scores_of_relevant, self.grid_size, self.processes)

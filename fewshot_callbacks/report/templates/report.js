@@ -14,9 +14,9 @@
     return element;
   }
 
-  // A name keeps its own direction: one that is written from right to left moves no number beside it
+  // Isolates the direction of a name, so that a right-to-left name does not reorder the numbers next to it
   const named = (name) => make("bdi", { text: name });
-  const isolated = (name) => `\u2068${name}\u2069`; // the same in an attribute
+  const isolated = (name) => `\u2068${name}\u2069`; // the same for attributes
 
   function drawn(tag, attributes, text) {
     const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -61,7 +61,7 @@
       byId("at-fnmr").textContent = share(here.fnmr);
       const estimated = counts.sampledBelow !== null && here.threshold < counts.sampledBelow;
       byId("at-words").textContent = `Accepted: ${number.format(here.tp)} of ${number.format(counts.relevant)} relevant pairs and ` +
-        `${number.format(here.fp)} of ${number.format(counts.irrelevant)} irrelevant ones${estimated ? ", these estimated from a sample" : ""}.`;
+        `${number.format(here.fp)} of ${number.format(counts.irrelevant)} irrelevant pairs${estimated ? " (estimated from a sample)" : ""}.`;
       slider.setAttribute("aria-valuetext", score(here.threshold));
       for (const button of byId("points").children) button.setAttribute("aria-pressed", Number(button.dataset.index) === chosen);
       for (const move of markers) move(here);
@@ -76,7 +76,7 @@
     slider.addEventListener("input", () => choose(Number(slider.value)));
     const crossing = at.reduce((best, here, index) => (Math.abs(here.fmr - here.fnmr) < Math.abs(at[best].fmr - at[best].fnmr) ? index : best), 0);
     const points = [...counts.points];
-    if (counts.irrelevant) points.push({ name: "equal errors", index: crossing });
+    if (counts.irrelevant) points.push({ name: "equal error rates", index: crossing });
     for (const point of points) {
       const button = make("button", { type: "button", text: point.name, "data-index": point.index });
       button.addEventListener("click", () => choose(point.index));
@@ -108,7 +108,7 @@
       return ticks;
     }
 
-    // Axes with a function that places a point; the labels are the figure's description
+    // Draws axes and returns functions that map values to positions; `alternative` describes the figure
     function axes(host, x, y, alternative) {
       const width = Math.max(260, host.clientWidth), height = 250, left = y.ticks.length ? 58 : 14, right = 12, top = 8, bottom = 40;
       const place = (value, range, from, to) => from + ((value - range[0]) / (range[1] - range[0] || 1)) * (to - from);
@@ -140,8 +140,8 @@
       };
       const kinds = [["irrelevant", density(counts.ofIrrelevant)], ["relevant", density(counts.ofRelevant)]];
       const highest = Math.max(...kinds.flatMap(([, values]) => values)), range = [edges[0], edges[edges.length - 1]];
-      const frame = axes(host, { range, ticks: steps(...range, 5).map(plain), name: "score of a pair" }, { range: [0, 1.05 * highest], ticks: [], name: "" },
-        "Distributions of the scores of relevant and of irrelevant pairs, with the threshold as a line");
+      const frame = axes(host, { range, ticks: steps(...range, 5).map(plain), name: "pair score" }, { range: [0, 1.05 * highest], ticks: [], name: "" },
+        "Score distributions of relevant and irrelevant pairs; the threshold is a line");
       for (const [kind, values] of kinds) {
         const places = [[frame.px(edges[0]), frame.bottom]];
         values.forEach((value, index) => places.push([frame.px(edges[index]), frame.py(value)], [frame.px(edges[index + 1]), frame.py(value)]));
@@ -190,7 +190,7 @@
       const host = byId("errors");
       const of = (here) => [here.fmr, here.fnmr].map((value) => (value > 0 && value < 1 ? deviate(value) : NaN));
       const known = at.map(of).filter((pair) => pair.every(Number.isFinite));
-      if (!known.length) { host.replaceChildren(make("p", { class: "small", text: "No threshold has both kinds of errors." })); return; }
+      if (!known.length) { host.replaceChildren(make("p", { class: "small", text: "At every threshold one of the error rates is 0 or 1." })); return; }
       const rates = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999];
       const rateName = (value) => (value >= 1e-3 ? String(value) : `1e${Math.round(Math.log10(value))}`);
       const axis = (side, name, most) => {
@@ -200,7 +200,7 @@
         return { range: [low - spare, high + spare], ticks, name };
       };
       drawCurve(host, axis(0, "false match rate", 6), axis(1, "false non-match rate", 7), of,
-        "Detection error trade-off: false non-match rate over false match rate, both as normal deviates");
+        "Detection error trade-off: false non-match rate against false match rate, on normal deviate axes");
     }
 
     function draw() {
@@ -208,7 +208,7 @@
       drawScores();
       const unit = steps(0, 1, 5).map(plain);
       drawCurve(byId("precision-recall"), { range: [0, 1], ticks: unit, name: "recall" }, { range: [0, 1.02], ticks: unit, name: "precision" },
-        (here) => [here.recall, here.precision], "Precision over recall of all pairs, with the operating points");
+        (here) => [here.recall, here.precision], "Precision-recall curve over all pairs, with the operating points");
       drawErrors();
       for (const move of markers) move(at[chosen]);
     }
@@ -240,7 +240,7 @@
 
   function listClasses() {
     const wanted = filter.value.trim().toLowerCase(), { column, up } = sorted;
-    const value = (row) => row[column < 4 ? column : column + 1]; // of a confusion its share, which follows the name
+    const value = (row) => row[column < 4 ? column : column + 1]; // confusions are sorted by their fraction
     const compare = (a, b) => {
       const one = value(a), other = value(b);
       if (one === null || other === null) return (one === null) - (other === null);
@@ -278,7 +278,7 @@
       frame.classList.add("words");
       frame.append(named(data.texts[name]));
     } else {
-      frame.textContent = "no picture";
+      frame.textContent = "no image";
     }
     return frame;
   }
@@ -330,7 +330,7 @@
       return label.toLowerCase().includes(word) || query.split("-")[1] === word || file.toLowerCase().includes(word);
     };
     const found = word ? data.panels.filter(matches) : data.panels.slice(0, data.worst);
-    byId("search-count").textContent = word ? `${number.format(found.length)} of ${number.format(data.panels.length)} queries found` : `the ${data.worst} worst`;
+    byId("search-count").textContent = word ? `${number.format(found.length)} of ${number.format(data.panels.length)} queries found` : `the ${data.worst} worst queries`;
     lister(byId("panels"), byId("more-panels"), found, panel, 12);
   }
   search.addEventListener("input", listPanels);
@@ -339,7 +339,7 @@
   if (data.changed.length) {
     ["gained", "lost"].forEach((name, side) => {
       const pairs = data.changed[side].map((both) => make("div", { class: "panel both" }, ...both.map(panel)));
-      byId(name).append(...(pairs.length ? pairs : [make("p", { text: "There is none." })]));
+      byId(name).append(...(pairs.length ? pairs : [make("p", { text: "No queries." })]));
     });
   }
 
