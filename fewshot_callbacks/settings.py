@@ -102,12 +102,15 @@ class Metric:
         ValueError: If the pattern is not a key, or an argument has another form.
 
     Examples:
-        >>> from fewshot_callbacks import hits_within
+        >>> from fewshot_callbacks import evaluate_retrieval, hits_within
         >>> def hits(ranks, k, ties="expected"):
         ...     return hits_within(ranks, ranks.relevant * 0 + k, ties)
         >>> metric = Metric("hits@{k}", "ranks", hits, "Relevant items among the first {k}.", range=None)
         >>> metric.at(k=5).key, metric.at(k=5).meaning
         ('hits@5', 'Relevant items among the first 5.')
+        >>> embeddings = [[1.0, 0.0], [1.0, 0.1], [0.9, 0.2], [0.0, 1.0], [0.1, 1.0]]
+        >>> evaluate_retrieval(embeddings, [0, 0, 0, 1, 1], metrics=metric.at(k=2))["hits@2"]
+        1.6
     """
 
     pattern: str

@@ -1,4 +1,7 @@
-"""ArcFace of pytorch-metric-learning: the loss has its own weights, and the step returns the embedding."""
+"""Train with ArcFace from pytorch-metric-learning.
+
+The loss has weights of its own, and the step returns the embedding.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -12,7 +15,8 @@ class ArcFace(LightningModule):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.backbone = Conv4(1)
-        self.loss = ArcFaceLoss(classes, embedding_size=256)  # a submodule, so its weights are trained and saved
+        # A submodule: its weights are trained and saved.
+        self.loss = ArcFaceLoss(classes, embedding_size=256)
 
     def training_step(self, batch, batch_idx):
         images, labels = batch

@@ -1,4 +1,4 @@
-"""Two models on the same items: which differences are beyond chance?"""
+"""Two models on the same items: which differences are significant?"""
 
 import math
 
@@ -10,11 +10,19 @@ torch.manual_seed(0)
 labels = torch.arange(600) % 30
 centres, noise = torch.randn(30, 32), torch.randn(600, 32)
 first = evaluate_retrieval(centres[labels] + 1.5 * noise, labels)
-second = evaluate_retrieval(centres[labels] + 1.4 * noise + 0.3 * torch.randn(600, 32), labels)
+second = evaluate_retrieval(
+    centres[labels] + 1.4 * noise + 0.3 * torch.randn(600, 32), labels
+)
 
-for name, difference in compare_reports(first, second).items():  # each query is compared with itself
+# The difference is taken query by query.
+for name, difference in compare_reports(first, second).items():
     low, high = difference.interval
-    if math.isnan(low):  # metrics of pairs have no interval, since they have no value for a single query
+    # Metrics of pairs have no value per query, and so no interval.
+    if math.isnan(low):
         continue
-    verdict = "beyond chance" if difference.is_beyond_chance else "could be chance"
-    print(f"{name:<20}{difference.first:.3f} - {difference.second:.3f}, {low:+.3f} to {high:+.3f}: {verdict}")
+    is_significant = difference.is_beyond_chance
+    verdict = "significant" if is_significant else "not significant"
+    print(
+        f"{name:<20}{difference.first:.3f} - {difference.second:.3f}, "
+        f"{low:+.3f} to {high:+.3f}: {verdict}"
+    )

@@ -1,6 +1,8 @@
-"""Two processes (DDP): nothing changes. 201 items do not split evenly, so DistributedSampler repeats one; it counts once.
+"""Validate in two processes (DDP): your code stays the same.
 
-Run it as a file: `python ddp.py`. Every process prints the same value.
+201 items do not split evenly, so DistributedSampler repeats one item. It
+counts once. Run this as a file: `python ddp.py`. Both processes print the
+same value.
 """
 
 import torch
@@ -24,7 +26,9 @@ class Encoder(LightningModule):
 def main() -> None:
     seed_everything(0)
     labels = torch.arange(201) % 20
-    data = TensorDataset(torch.eye(20)[labels] + 0.3 * torch.randn(201, 20), labels)
+    data = TensorDataset(
+        torch.eye(20)[labels] + 0.3 * torch.randn(201, 20), labels
+    )
     trainer = Trainer(
         accelerator="cpu",  # on two GPUs: accelerator="gpu"
         devices=2,
@@ -33,8 +37,14 @@ def main() -> None:
         logger=False,
         enable_checkpointing=False,
     )
-    trainer.validate(Encoder(), DataLoader(data, batch_size=16), verbose=False)
-    print(f"rank {trainer.global_rank}: mAP {trainer.callback_metrics['val/mAP']:.6f}", flush=True)
+    trainer.validate(
+        Encoder(), DataLoader(data, batch_size=16), verbose=False
+    )
+    print(
+        f"rank {trainer.global_rank}: "
+        f"mAP {trainer.callback_metrics['val/mAP']:.6f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Fail if the embeddings of a checkpoint are not good enough, or worse than those of a reference.
+# Fail if the embeddings of a checkpoint are not good enough, or are worse
+# than the reference.
 #
 #     sh gate.sh model.ckpt reference.report.npz
 #
-# The exit status is 3 if a requirement is not met. If there is no reference, this run writes it.
+# The exit status is 3 if a requirement is not met. If the reference does
+# not exist, this run writes it.
 set -eu
 
 checkpoint=$1

@@ -1,4 +1,7 @@
-"""A vision transformer of Hugging Face: batches are dictionaries, and the embedding is an entry of the model's output."""
+"""Train a Hugging Face vision transformer with Lightning.
+
+A batch is a dictionary, and the embedding is a field of the model's output.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -12,12 +15,22 @@ from fewshot_callbacks import EmbeddingSource, RetrievalMonitor
 class Transformer(LightningModule):
     def __init__(self, classes: int) -> None:
         super().__init__()
-        config = ViTConfig(image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
-        self.vit = ViTModel(config)  # ViTModel.from_pretrained("google/vit-base-patch16-224-in21k") downloads weights
+        config = ViTConfig(
+            image_size=32,
+            patch_size=8,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+        )
+        # ViTModel.from_pretrained("google/vit-base-patch16-224-in21k")
+        # downloads weights
+        self.vit = ViTModel(config)
         self.classifier = nn.Linear(config.hidden_size, classes)
 
     def training_step(self, batch, batch_idx):
-        logits = self.classifier(self.vit(pixel_values=batch["pixel_values"]).pooler_output)
+        logits = self.classifier(
+            self.vit(pixel_values=batch["pixel_values"]).pooler_output
+        )
         return nn.functional.cross_entropy(logits, batch["labels"])
 
     def validation_step(self, batch, batch_idx):
@@ -30,12 +43,23 @@ class Transformer(LightningModule):
 seed_everything(0)
 labels = torch.arange(80) % 20
 images = torch.rand(20, 3, 32, 32)[labels] + torch.rand(80, 3, 32, 32)
-data = [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
+data = [
+    {"pixel_values": image, "labels": label}
+    for image, label in zip(images, labels, strict=True)
+]
 trainer = Trainer(
     max_epochs=1,
-    callbacks=[RetrievalMonitor(source=EmbeddingSource("vit:pooler_output", labels="labels"))],
+    callbacks=[
+        RetrievalMonitor(
+            source=EmbeddingSource("vit:pooler_output", labels="labels")
+        )
+    ],
     logger=False,
     enable_checkpointing=False,
 )
-trainer.fit(Transformer(20), DataLoader(data, batch_size=16, shuffle=True), DataLoader(data, batch_size=16))
+trainer.fit(
+    Transformer(20),
+    DataLoader(data, batch_size=16, shuffle=True),
+    DataLoader(data, batch_size=16),
+)
 print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}")

@@ -1,6 +1,9 @@
-"""Accelerate: its loaders give some samples twice, so that the last batch is full in every process; ids tell which.
+"""Evaluate with Accelerate, where loaders repeat samples.
 
-One process: `python hugging_face_accelerate.py`. Two: `accelerate launch --cpu --num_processes 2` and the file.
+Accelerate's loaders fill the last batch of every process with repeated
+samples, and ids identify them. Run this in one process with
+`python hugging_face_accelerate.py`, or in two with
+`accelerate launch --cpu --num_processes 2 hugging_face_accelerate.py`.
 Both print the same value.
 """
 
@@ -18,20 +21,32 @@ def main() -> None:
     torch.manual_seed(0)
     labels = torch.arange(233) % 20
     points = torch.eye(20)[labels] + 0.3 * torch.randn(233, 20)
-    data = TensorDataset(points, labels, torch.arange(233))  # the third is the index, which names each sample
+    # the third tensor is the index, which identifies each sample
+    data = TensorDataset(points, labels, torch.arange(233))
 
     accelerator = Accelerator(cpu=True)  # on GPUs: Accelerator()
-    encoder, loader = accelerator.prepare(nn.Linear(20, 8), DataLoader(data, batch_size=16))
+    encoder, loader = accelerator.prepare(
+        nn.Linear(20, 8), DataLoader(data, batch_size=16)
+    )
     encoder.eval()
     batches = []
     with torch.no_grad():
         for inputs, classes, index in loader:
-            batches.append((encoder(inputs).cpu(), classes.cpu(), index.cpu()))
-    embeddings, classes, index = (torch.cat(part) for part in zip(*batches, strict=True))
+            batches.append(
+                (encoder(inputs).cpu(), classes.cpu(), index.cpu())
+            )
+    embeddings, classes, index = (
+        torch.cat(part) for part in zip(*batches, strict=True)
+    )
 
-    # Each process passes what it has embedded. Nobody gathers all embeddings, and each sample counts once.
-    report = evaluate_retrieval(embeddings, classes, query_ids=index, share=Share(all_processes()))
-    accelerator.print(f"{report.queries} queries, recall@1 {report['recall@1']:.6f}")
+    # Each process passes its own embeddings, and no process gathers
+    # them all. Each sample counts once.
+    report = evaluate_retrieval(
+        embeddings, classes, query_ids=index, share=Share(all_processes())
+    )
+    accelerator.print(
+        f"{report.queries} queries, recall@1 {report['recall@1']:.6f}"
+    )
     accelerator.end_training()
 
 

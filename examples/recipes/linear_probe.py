@@ -1,11 +1,20 @@
-"""A linear probe beside a self-supervised run: what a classifier on top would reach at each validation."""
+"""Fit a linear probe at each validation of a self-supervised run.
+
+The probe shows how accurate a classifier on top of the embedding would be.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from fewshot_callbacks import Conv4, EmbeddingSource, Glyphs, ProbeMonitor, RetrievalMonitor
+from fewshot_callbacks import (
+    Conv4,
+    EmbeddingSource,
+    Glyphs,
+    ProbeMonitor,
+    RetrievalMonitor,
+)
 from fewshot_callbacks.data import augment_glyphs
 
 
@@ -16,10 +25,15 @@ class SimCLR(LightningModule):
 
     def training_step(self, images, batch_idx):
         first, second = (
-            nn.functional.normalize(self.projector(self.backbone(augment_glyphs(images))), dim=1) for _ in range(2)
+            nn.functional.normalize(
+                self.projector(self.backbone(augment_glyphs(images))), dim=1
+            )
+            for _ in range(2)
         )
         logits = first @ second.T / 0.2
-        return nn.functional.cross_entropy(logits, torch.arange(len(images), device=self.device))
+        return nn.functional.cross_entropy(
+            logits, torch.arange(len(images), device=self.device)
+        )
 
     def validation_step(self, batch, batch_idx):
         self.backbone(batch[0])
@@ -34,8 +48,12 @@ def without_labels(items):
 
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
-# The classes of training are others, so half of the validation images are the bank that the probe is fitted on.
-bank, queries = Subset(val, range(0, len(val), 2)), Subset(val, range(1, len(val), 2))
+# The probe is fitted on the bank. The training classes are other classes,
+# so the bank is half of the validation images.
+bank, queries = (
+    Subset(val, range(0, len(val), 2)),
+    Subset(val, range(1, len(val), 2)),
+)
 source = EmbeddingSource("backbone")
 probe = ProbeMonitor(bank, source=source)
 trainer = Trainer(
@@ -47,9 +65,14 @@ trainer = Trainer(
 )
 trainer.fit(
     SimCLR(),
-    DataLoader(train, batch_size=64, shuffle=True, collate_fn=without_labels),
+    DataLoader(
+        train, batch_size=64, shuffle=True, collate_fn=without_labels
+    ),
     DataLoader(queries, batch_size=512),
 )
 found = trainer.callback_metrics
-print(f"a linear classifier is right for {found['val/probe']:.3f} of the images, mAP is {found['val/mAP']:.3f}")
+print(
+    f"a linear classifier is right for {found['val/probe']:.3f} of the "
+    f"images, mAP is {found['val/mAP']:.3f}"
+)
 print(probe.reports[""])

@@ -1,4 +1,7 @@
-"""Manual optimisation with two optimisers: the monitors read what the step returns, or a submodule by name, as ever."""
+"""Monitor manual optimisation with two optimisers.
+
+The monitors read a submodule's output by its name, as in any module.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -16,7 +19,9 @@ class TwoOptimisers(LightningModule):
 
     def training_step(self, batch, batch_idx):
         points, labels = batch
-        loss = nn.functional.cross_entropy(self.classifier(self.encoder(points)), labels)
+        loss = nn.functional.cross_entropy(
+            self.classifier(self.encoder(points)), labels
+        )
         for optimiser in self.optimizers():
             optimiser.zero_grad()
         self.manual_backward(loss)
@@ -27,17 +32,32 @@ class TwoOptimisers(LightningModule):
         self.encoder(batch[0])
 
     def configure_optimizers(self):
-        return [torch.optim.Adam(self.encoder.parameters()), torch.optim.SGD(self.classifier.parameters(), lr=0.1)]
+        return [
+            torch.optim.Adam(self.encoder.parameters()),
+            torch.optim.SGD(self.classifier.parameters(), lr=0.1),
+        ]
 
 
 seed_everything(0)
 labels = torch.arange(200) % 20
-data = TensorDataset(torch.eye(20)[labels] + 0.3 * torch.randn(200, 20), labels)
+data = TensorDataset(
+    torch.eye(20)[labels] + 0.3 * torch.randn(200, 20), labels
+)
 trainer = Trainer(
     max_epochs=2,
-    callbacks=[DiscriminantRatioMonitor(source="encoder"), RetrievalMonitor(source="encoder")],
+    callbacks=[
+        DiscriminantRatioMonitor(source="encoder"),
+        RetrievalMonitor(source="encoder"),
+    ],
     logger=False,
     enable_checkpointing=False,
 )
-trainer.fit(TwoOptimisers(), DataLoader(data, batch_size=50), DataLoader(data, batch_size=50))
-print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J {trainer.callback_metrics['train/J']:.2f}")
+trainer.fit(
+    TwoOptimisers(),
+    DataLoader(data, batch_size=50),
+    DataLoader(data, batch_size=50),
+)
+print(
+    f"mAP {trainer.callback_metrics['val/mAP']:.3f}, "
+    f"J {trainer.callback_metrics['train/J']:.2f}"
+)

@@ -1,4 +1,7 @@
-"""Matryoshka training: the first dimensions are an embedding, too; and the curve of what each size and code costs."""
+"""Train an embedding whose first dimensions are an embedding, too.
+
+The curve shows how much mAP each size and each code costs.
+"""
 
 from lightning.pytorch import Trainer, seed_everything
 from torch import nn
@@ -18,7 +21,7 @@ DIMS = (8, 16, 32, 64)
 
 
 class Matryoshka(nn.Module):
-    """The mean of a loss over the whole embedding and its first dimensions."""
+    """Mean loss over the whole embedding and its first dimensions."""
 
     def __init__(self, loss: nn.Module, dims: tuple[int, ...]) -> None:
         super().__init__()
@@ -27,16 +30,25 @@ class Matryoshka(nn.Module):
 
     def forward(self, embeddings, labels):
         sizes = (*self.dims, embeddings.shape[1])
-        return sum(self.loss(embeddings[:, :size], labels) for size in sizes) / len(sizes)
+        return sum(
+            self.loss(embeddings[:, :size], labels) for size in sizes
+        ) / len(sizes)
 
 
 seed_everything(0)
-# Conv4 ends in a rectifier, whose outputs have no sign to make bits of.
+# Conv4 ends in a ReLU, so the signs of its outputs carry no information.
 encoder = nn.Sequential(Conv4(1), nn.Linear(256, 128))
 train, val = Glyphs("train"), Glyphs("val")
-sampler = ClassBalancedBatchSampler(train.labels, classes_per_batch=16, items_per_class=4, batches=20)
+sampler = ClassBalancedBatchSampler(
+    train.labels, classes_per_batch=16, items_per_class=4, batches=20
+)
 retrieval = RetrievalMonitor(dims=DIMS, codes=("int8", "binary"))
-trainer = Trainer(max_epochs=1, callbacks=[retrieval], logger=False, enable_checkpointing=False)
+trainer = Trainer(
+    max_epochs=1,
+    callbacks=[retrieval],
+    logger=False,
+    enable_checkpointing=False,
+)
 trainer.fit(
     EmbeddingModule(encoder, Matryoshka(SoftAveragePrecisionLoss(), DIMS)),
     DataLoader(train, batch_sampler=sampler),
@@ -44,4 +56,7 @@ trainer.fit(
 )
 report = retrieval.compression[""]
 print(report)
-save(compression_curve(report, title="Matryoshka embeddings of glyphs"), "compression.png")
+save(
+    compression_curve(report, title="Matryoshka embeddings of glyphs"),
+    "compression.png",
+)

@@ -1,4 +1,4 @@
-"""Optuna: a trial trains with its settings, and returns the mAP that the monitor has logged."""
+"""Search settings with Optuna: a trial returns the logged mAP."""
 
 import optuna
 import torch
@@ -12,12 +12,17 @@ from fewshot_callbacks import RetrievalMonitor
 class Classifier(LightningModule):
     def __init__(self, dim: int, learning_rate: float) -> None:
         super().__init__()
-        self.encoder, self.classifier = nn.Linear(20, dim), nn.Linear(dim, 20)
+        self.encoder, self.classifier = (
+            nn.Linear(20, dim),
+            nn.Linear(dim, 20),
+        )
         self.learning_rate = learning_rate
 
     def training_step(self, batch, batch_idx):
         points, labels = batch
-        return nn.functional.cross_entropy(self.classifier(self.encoder(points)), labels)
+        return nn.functional.cross_entropy(
+            self.classifier(self.encoder(points)), labels
+        )
 
     def validation_step(self, batch, batch_idx):
         self.encoder(batch[0])
@@ -27,13 +32,18 @@ class Classifier(LightningModule):
 
 
 labels = torch.arange(200) % 20
-points = torch.eye(20)[labels] + 0.3 * torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
+points = torch.eye(20)[labels] + 0.3 * torch.randn(
+    200, 20, generator=torch.Generator().manual_seed(0)
+)
 loader = DataLoader(TensorDataset(points, labels), batch_size=50)
 
 
 def objective(trial):
-    seed_everything(0)  # trials differ in their settings alone
-    model = Classifier(trial.suggest_int("dim", 2, 16), trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True))
+    seed_everything(0)  # trials differ only in their settings
+    model = Classifier(
+        trial.suggest_int("dim", 2, 16),
+        trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True),
+    )
     trainer = Trainer(
         max_epochs=3,
         callbacks=[RetrievalMonitor(source="encoder", prog_bar=False)],

@@ -1,4 +1,7 @@
-"""Overfitting, or does the validation set just have more classes? A gap that can be compared, with its interval."""
+"""Measure overfitting, even if the validation set has more classes.
+
+The gap compares equal numbers of classes, and has an interval.
+"""
 
 from lightning.pytorch import Trainer, seed_everything
 from torch.utils.data import DataLoader
@@ -15,12 +18,15 @@ from fewshot_callbacks import (
 
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
-sampler = ClassBalancedBatchSampler(train.labels, classes_per_batch=16, items_per_class=4, batches=10)
+sampler = ClassBalancedBatchSampler(
+    train.labels, classes_per_batch=16, items_per_class=4, batches=10
+)
 trainer = Trainer(
     max_epochs=1,
     callbacks=[
         RetrievalMonitor(),
-        # the training images as an evaluation sees them, without augmentation; a data set or a loader
+        # The bank is a data set or a loader of the training images,
+        # without augmentation.
         GeneralizationGapMonitor(bank=DataLoader(train, batch_size=512)),
     ],
     logger=False,

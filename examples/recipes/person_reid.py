@@ -1,7 +1,9 @@
-"""Re-identification: images of the query's person from the query's own camera are ignored, while training and afterwards.
+"""Evaluate person re-identification, while training and afterwards.
 
-Images of other persons from that camera stay. So a candidate is ignored where person *and* camera are the query's: it is
-neither hit nor miss. The values are those of the usual evaluation loop, which sorts each row.
+A gallery image is ignored if it shows the query's person and comes from the
+query's camera: it is neither a hit nor a miss. Images of other persons from
+that camera count. The values equal the values of the usual evaluation loop,
+which sorts each row.
 """
 
 import numpy as np
@@ -17,8 +19,13 @@ centres = torch.randn(persons, 32)
 
 
 def images(count):
-    person, camera = torch.randint(persons, (count,)), torch.randint(cameras, (count,))
-    return TensorDataset(centres[person] + 1.5 * torch.randn(count, 32), person, camera)
+    person, camera = (
+        torch.randint(persons, (count,)),
+        torch.randint(cameras, (count,)),
+    )
+    return TensorDataset(
+        centres[person] + 1.5 * torch.randn(count, 32), person, camera
+    )
 
 
 class ReId(LightningModule):
@@ -28,21 +35,39 @@ class ReId(LightningModule):
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         pixels, person, camera = batch
-        return {"embeddings": self.backbone(pixels), "labels": person, "person": person, "camera": camera}
+        return {
+            "embeddings": self.backbone(pixels),
+            "labels": person,
+            "person": person,
+            "camera": camera,
+        }
 
 
 queries, gallery = images(60), images(400)
 monitor = RetrievalMonitor(
-    gallery=1, groups=("person", "camera"), metrics=("mAP", "minp", "recall@1", "recall@5", "recall@10")
+    gallery=1,
+    groups=("person", "camera"),
+    metrics=("mAP", "minp", "recall@1", "recall@5", "recall@10"),
 )
-trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu", enable_progress_bar=False)
-trainer.validate(ReId(), [DataLoader(queries, batch_size=32), DataLoader(gallery, batch_size=32)])
+trainer = Trainer(
+    callbacks=[monitor],
+    logger=False,
+    accelerator="cpu",
+    enable_progress_bar=False,
+)
+trainer.validate(
+    ReId(),
+    [
+        DataLoader(queries, batch_size=32),
+        DataLoader(gallery, batch_size=32),
+    ],
+)
 
-# the same without a Trainer: a group is a person and a camera together
-(query_embeddings, query_person, query_camera), (gallery_embeddings, gallery_person, gallery_camera) = (
-    queries.tensors,
-    gallery.tensors,
-)
+# The same without a Trainer: a group is one person and one camera.
+(
+    (query_embeddings, query_person, query_camera),
+    (gallery_embeddings, gallery_person, gallery_camera),
+) = queries.tensors, gallery.tensors
 report = evaluate_retrieval(
     query_embeddings,
     query_person,
@@ -54,18 +79,27 @@ report = evaluate_retrieval(
 )
 assert report.mAP == monitor.report.mAP
 
-# the usual evaluation, query by query
-scores = torch.nn.functional.normalize(query_embeddings) @ torch.nn.functional.normalize(gallery_embeddings).T
+# the usual evaluation loop, query by query
+scores = (
+    torch.nn.functional.normalize(query_embeddings)
+    @ torch.nn.functional.normalize(gallery_embeddings).T
+)
 order = scores.argsort(dim=1, descending=True).numpy()
 precisions, hits = [], []
 for query in range(len(queries)):
     ranking = order[query]
-    same_person = gallery_person.numpy()[ranking] == int(query_person[query])
-    same_camera = gallery_camera.numpy()[ranking] == int(query_camera[query])
+    same_person = gallery_person.numpy()[ranking] == int(
+        query_person[query]
+    )
+    same_camera = gallery_camera.numpy()[ranking] == int(
+        query_camera[query]
+    )
     relevant = same_person[~(same_person & same_camera)]
     if relevant.any():
         found = np.flatnonzero(relevant)
-        precisions.append(np.mean(np.arange(1, len(found) + 1) / (found + 1)))
+        precisions.append(
+            np.mean(np.arange(1, len(found) + 1) / (found + 1))
+        )
         hits.append(found[0] == 0)
 print(f"mAP {report.mAP:.6f}, usual loop {np.mean(precisions):.6f}")
 print(f"rank-1 {report['recall@1']:.6f}, usual loop {np.mean(hits):.6f}")

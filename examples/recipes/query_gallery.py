@@ -1,4 +1,7 @@
-"""Queries and a gallery in two loaders: shop photos are searched for street photos, say."""
+"""Search a gallery that is in a second loader.
+
+For example, the gallery has shop photos and the queries are street photos.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -21,11 +24,22 @@ class Encoder(LightningModule):
 seed_everything(0)
 centres = torch.randn(20, 20)
 query_labels, gallery_labels = torch.arange(40) % 20, torch.arange(200) % 20
-queries = TensorDataset(centres[query_labels] + torch.randn(40, 20), query_labels)
-gallery = TensorDataset(centres[gallery_labels] + torch.randn(200, 20), gallery_labels)
+queries = TensorDataset(
+    centres[query_labels] + torch.randn(40, 20), query_labels
+)
+gallery = TensorDataset(
+    centres[gallery_labels] + torch.randn(200, 20), gallery_labels
+)
 trainer = Trainer(
-    callbacks=[RetrievalMonitor(gallery=1)],  # the second loader; every other loader is a set of queries
+    # Loader 1 is the gallery. Every other loader is a set of queries.
+    callbacks=[RetrievalMonitor(gallery=1)],
     logger=False,
     enable_checkpointing=False,
 )
-trainer.validate(Encoder(), [DataLoader(queries, batch_size=32), DataLoader(gallery, batch_size=32)])
+trainer.validate(
+    Encoder(),
+    [
+        DataLoader(queries, batch_size=32),
+        DataLoader(gallery, batch_size=32),
+    ],
+)

@@ -1,7 +1,10 @@
-"""Ray Train: two workers evaluate a set of files. Each worker reads its own files, and both get the report of the whole set.
+"""Evaluate a set of files with Ray Train, in two workers.
 
-Ray starts the workers and joins them in a torch process group, which `all_processes()` finds. On a cluster, connect with
-`ray.init(address="auto")`, and keep the embeddings and the report in a folder that all machines can reach.
+Each worker reads its own files, and both get the report of the whole set.
+Ray starts the workers and joins them in a torch process group, which
+`all_processes()` finds. On a cluster, connect with
+`ray.init(address="auto")`, and write the embeddings and the report to a
+folder that all machines can reach.
 """
 
 import os
@@ -22,21 +25,38 @@ METRICS = ("recall@1", "mAP")
 
 
 def write_embeddings(folder: Path) -> list[str]:
-    """Write 1,000 embeddings of 50 classes in four files, as your embedding jobs do, and return their paths."""
+    """Write 1,000 embeddings to four files, and return their paths.
+
+    Your embedding jobs do this.
+    """
     random = np.random.default_rng(0)
     labels = np.arange(1000) % 50
-    embeddings = np.eye(50)[labels] + 0.3 * random.standard_normal((1000, 50))
+    embeddings = np.eye(50)[labels] + 0.3 * random.standard_normal(
+        (1000, 50)
+    )
     for part, rows in enumerate(np.array_split(np.arange(1000), 4)):
-        np.savez(folder / f"part-{part}.npz", embeddings=embeddings[rows].astype(np.float16), labels=labels[rows])
+        np.savez(
+            folder / f"part-{part}.npz",
+            embeddings=embeddings[rows].astype(np.float16),
+            labels=labels[rows],
+        )
     return [str(path) for path in sorted(folder.glob("part-*.npz"))]
 
 
 def evaluate(config: dict) -> None:
     """Evaluate the whole set in one of the workers."""
-    rank, workers = get_context().get_world_rank(), get_context().get_world_size()
-    own = [str(path) for path in np.array_split(config["files"], workers)[rank]]
+    rank, workers = (
+        get_context().get_world_rank(),
+        get_context().get_world_size(),
+    )
+    own = [
+        str(path) for path in np.array_split(config["files"], workers)[rank]
+    ]
     report = evaluate_retrieval(
-        Shards(own, labels="labels"), share=Share(all_processes()), metrics=METRICS, memory_mb=512
+        Shards(own, labels="labels"),
+        share=Share(all_processes()),
+        metrics=METRICS,
+        memory_mb=512,
     )
     if rank == 0:
         report.save(config["report"])
@@ -45,20 +65,31 @@ def evaluate(config: dict) -> None:
 def main() -> None:
     folder = Path.cwd()
     files = write_embeddings(folder)
-    # workers exchange rows through torch, and not through the object store; their output goes to the logs of Ray
-    ray.init(num_cpus=2, object_store_memory=100 * 2**20, log_to_driver=False)
+    # Workers exchange rows through torch, so the object store is small.
+    # Their output goes to Ray's logs.
+    ray.init(
+        num_cpus=2, object_store_memory=100 * 2**20, log_to_driver=False
+    )
     try:
         TorchTrainer(
             evaluate,
-            train_loop_config={"files": files, "report": str(folder / "ray.report.npz")},
+            train_loop_config={
+                "files": files,
+                "report": str(folder / "ray.report.npz"),
+            },
             scaling_config=ScalingConfig(num_workers=2),  # one CPU each
             torch_config=TorchConfig(backend="gloo"),
-            run_config=RunConfig(name="evaluation", storage_path=str(folder / "ray_results")),
+            run_config=RunConfig(
+                name="evaluation", storage_path=str(folder / "ray_results")
+            ),
         ).fit()
     finally:
         ray.shutdown()  # stops the processes that ray.init started
     report = RetrievalReport.load(folder / "ray.report.npz")
-    print(f"{report.queries:,} queries, recall@1 {report.values['recall@1']:.6f}, mAP {report.mAP:.6f}")
+    print(
+        f"{report.queries:,} queries, "
+        f"recall@1 {report.values['recall@1']:.6f}, mAP {report.mAP:.6f}"
+    )
 
 
 if __name__ == "__main__":

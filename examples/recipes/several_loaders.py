@@ -1,4 +1,4 @@
-"""Several validation sets by name, and the best checkpoint of one of them, in a file without folders."""
+"""Validate on several named sets, and keep the best checkpoint of one."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -17,7 +17,9 @@ class Classifier(LightningModule):
 
     def training_step(self, batch, batch_idx):
         points, labels = batch
-        return nn.functional.cross_entropy(self.classifier(self.encoder(points)), labels)
+        return nn.functional.cross_entropy(
+            self.classifier(self.encoder(points)), labels
+        )
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         points, labels = batch
@@ -29,18 +31,36 @@ class Classifier(LightningModule):
 
 def made(noise: float) -> TensorDataset:
     labels = torch.arange(200) % 20
-    return TensorDataset(torch.eye(20)[labels] + noise * torch.randn(200, 20), labels)
+    return TensorDataset(
+        torch.eye(20)[labels] + noise * torch.randn(200, 20), labels
+    )
 
 
 seed_everything(0)
-loaders = {"clean": DataLoader(made(0.2), batch_size=50), "noisy": DataLoader(made(0.5), batch_size=50)}
+loaders = {
+    "clean": DataLoader(made(0.2), batch_size=50),
+    "noisy": DataLoader(made(0.5), batch_size=50),
+}
 best = ModelCheckpoint(
     monitor="val/mAP/noisy",
     mode="max",
     filename="best-epoch={epoch}-mAP={val/mAP/noisy:.3f}",
-    auto_insert_metric_name=False,  # else the slashes of the key become folders
+    # Otherwise the slashes in the key make folders.
+    auto_insert_metric_name=False,
 )
-trainer = Trainer(max_epochs=2, callbacks=[RetrievalMonitor(), best], logger=False)
-trainer.fit(Classifier(), DataLoader(made(0.3), batch_size=20), CombinedLoader(loaders, "sequential"))
-print({key: round(float(value), 3) for key, value in trainer.callback_metrics.items() if "mAP/" in key})
+trainer = Trainer(
+    max_epochs=2, callbacks=[RetrievalMonitor(), best], logger=False
+)
+trainer.fit(
+    Classifier(),
+    DataLoader(made(0.3), batch_size=20),
+    CombinedLoader(loaders, "sequential"),
+)
+print(
+    {
+        key: round(float(value), 3)
+        for key, value in trainer.callback_metrics.items()
+        if "mAP/" in key
+    }
+)
 print(best.best_model_path)

@@ -1,4 +1,7 @@
-"""SimCLR: two views of each image and no labels in training; labels are only used in the evaluation."""
+"""Monitor SimCLR, which trains on two views per image without labels.
+
+Only the evaluation uses labels.
+"""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -24,10 +27,15 @@ class SimCLR(LightningModule):
 
     def training_step(self, images, batch_idx):
         first, second = (
-            nn.functional.normalize(self.projector(self.backbone(augment_glyphs(images))), dim=1) for _ in range(2)
+            nn.functional.normalize(
+                self.projector(self.backbone(augment_glyphs(images))), dim=1
+            )
+            for _ in range(2)
         )
         logits = first @ second.T / 0.2
-        return nn.functional.cross_entropy(logits, torch.arange(len(images), device=self.device))
+        return nn.functional.cross_entropy(
+            logits, torch.arange(len(images), device=self.device)
+        )
 
     def validation_step(self, batch, batch_idx):
         self.backbone(batch[0])
@@ -42,24 +50,36 @@ def without_labels(items):
 
 seed_everything(0)
 train, val = Glyphs("train"), Glyphs("val")
-source = EmbeddingSource("backbone", views=2)  # each item is embedded twice in a training step
+# A training step embeds each item twice.
+source = EmbeddingSource("backbone", views=2)
 trainer = Trainer(
     max_epochs=1,
     limit_train_batches=5,
     callbacks=[
-        EmbeddingHealthMonitor(source=source, every_n_steps=5),  # says so if the embedding collapses
-        DiscriminantRatioMonitor(source=source, every_n_steps=None),  # J needs labels: validation alone
+        # warns if the embedding collapses
+        EmbeddingHealthMonitor(source=source, every_n_steps=5),
+        # J needs labels, and training has none.
+        DiscriminantRatioMonitor(source=source, every_n_steps=None),
         RetrievalMonitor(source=source),
-        KnnMonitor(20, bank="self", source=source),  # "train" where both sets have the same classes
+        # bank="train" if both sets have the same classes
+        KnnMonitor(20, bank="self", source=source),
     ],
     logger=False,
     enable_checkpointing=False,
 )
 trainer.fit(
     SimCLR(),
-    DataLoader(train, batch_size=64, shuffle=True, collate_fn=without_labels),
+    DataLoader(
+        train, batch_size=64, shuffle=True, collate_fn=without_labels
+    ),
     DataLoader(val, batch_size=512),
 )
 found = trainer.callback_metrics
-print(f"RankMe {found['train/rankme']:.1f} of a batch of 128 views, {found['val/rankme']:.1f} of all 256 dimensions")
-print(f"mAP {found['val/mAP']:.3f}; a vote of 20 neighbours is right for {found['val/knn@20']:.3f}")
+print(
+    f"RankMe {found['train/rankme']:.1f} of a batch of 128 views, "
+    f"{found['val/rankme']:.1f} of all 256 dimensions"
+)
+print(
+    f"mAP {found['val/mAP']:.3f}; "
+    f"a vote of 20 neighbours is right for {found['val/knn@20']:.3f}"
+)

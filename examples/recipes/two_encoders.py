@@ -1,7 +1,10 @@
-"""Two encoders, such as those of CLIP: images find their captions, and captions their image, five of which share one.
+"""Evaluate two encoders, as in CLIP: images and their captions.
 
-The step returns both embeddings; `labels` names, for each side, the entry that says which belong together, and `ids` the
-entry that says which image and which caption it is: each counts once, on several processes, too.
+Images search captions, and captions search images. Five captions belong to
+one image. The step returns both embeddings. `labels` names the entries that
+say which image and which captions belong together. `ids` names the entries
+that identify each image and each caption, so that each counts once, even in
+several processes.
 """
 
 import torch
@@ -20,7 +23,10 @@ data = TensorDataset(pixels, texts, torch.arange(images))
 class TwoEncoders(LightningModule):
     def __init__(self):
         super().__init__()
-        self.of_images, self.of_texts = torch.nn.Linear(64, dim), torch.nn.Linear(64, dim)
+        self.of_images, self.of_texts = (
+            torch.nn.Linear(64, dim),
+            torch.nn.Linear(64, dim),
+        )
         self.scale = torch.nn.Parameter(torch.tensor(2.0))
 
     def both(self, batch):
@@ -28,7 +34,9 @@ class TwoEncoders(LightningModule):
         return self.of_images(pixels), self.of_texts(texts.flatten(0, 1))
 
     def training_step(self, batch, batch_idx):
-        of_images, of_texts = map(torch.nn.functional.normalize, self.both(batch))
+        of_images, of_texts = map(
+            torch.nn.functional.normalize, self.both(batch)
+        )
         logits = self.scale.exp() * of_images @ of_texts[::captions].T
         own = torch.arange(len(logits))
         loss = torch.nn.functional.cross_entropy
@@ -42,7 +50,9 @@ class TwoEncoders(LightningModule):
             "text_embeds": of_texts,
             "image": number,
             "image_of_text": number.repeat_interleave(captions),
-            "text": (number[:, None] * captions + torch.arange(captions)).flatten(),
+            "text": (
+                number[:, None] * captions + torch.arange(captions)
+            ).flatten(),
         }
 
     def configure_optimizers(self):
@@ -50,13 +60,33 @@ class TwoEncoders(LightningModule):
 
 
 monitor = RetrievalMonitor(
-    source=EmbeddingSource(("image_embeds", "text_embeds"), labels=("image", "image_of_text"), ids=("image", "text")),
+    source=EmbeddingSource(
+        ("image_embeds", "text_embeds"),
+        labels=("image", "image_of_text"),
+        ids=("image", "text"),
+    ),
     metrics=("recall@1", "recall@5", "recall@10", "mAP"),
 )
-trainer = Trainer(callbacks=[monitor], max_epochs=3, logger=False, accelerator="cpu", enable_checkpointing=False)
-trainer.fit(TwoEncoders(), DataLoader(data, batch_size=50, shuffle=True), DataLoader(data, batch_size=50))
+trainer = Trainer(
+    callbacks=[monitor],
+    max_epochs=3,
+    logger=False,
+    accelerator="cpu",
+    enable_checkpointing=False,
+)
+trainer.fit(
+    TwoEncoders(),
+    DataLoader(data, batch_size=50, shuffle=True),
+    DataLoader(data, batch_size=50),
+)
 for direction in ("image_to_text", "text_to_image"):
     report = monitor.reports[direction]
     logged = trainer.callback_metrics[f"val/{direction}/recall@5"]
-    print(f"{direction}: {report.queries} queries, {report.gallery} in the gallery, recall@5 {logged:.3f}")
-assert monitor.reports["text_to_image"].queries == captions * monitor.reports["image_to_text"].queries
+    print(
+        f"{direction}: {report.queries} queries, "
+        f"{report.gallery} in the gallery, recall@5 {logged:.3f}"
+    )
+assert (
+    monitor.reports["text_to_image"].queries
+    == captions * monitor.reports["image_to_text"].queries
+)

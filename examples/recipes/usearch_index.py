@@ -1,4 +1,8 @@
-"""What a usearch index loses: how much by its int8 codes, and how much by its graph."""
+"""Measure what a usearch index loses.
+
+The loss is split: how much comes from the int8 codes, and how much comes
+from the graph.
+"""
 
 import numpy as np
 from usearch.index import Index
@@ -7,7 +11,10 @@ from fewshot_callbacks import search_quality
 
 generator = np.random.default_rng(0)
 labels = np.arange(10_500) % 300
-rows = (generator.standard_normal((300, 32))[labels] + generator.standard_normal((10_500, 32))).astype(np.float32)
+rows = (
+    generator.standard_normal((300, 32))[labels]
+    + generator.standard_normal((10_500, 32))
+).astype(np.float32)
 queries, gallery = rows[:500], rows[500:]
 
 
@@ -15,7 +22,8 @@ def int8_index():
     return Index(ndim=32, metric="cos", dtype="i8", expansion_search=32)
 
 
-def stored_rows(rows):  # usearch encodes queries in the same way as items
+# usearch encodes queries in the same way as items.
+def stored_rows(rows):
     index = int8_index()
     index.add(np.arange(len(rows)), rows)
     return np.asarray(index.get(np.arange(len(rows)))).astype(np.float32)
@@ -24,8 +32,12 @@ def stored_rows(rows):  # usearch encodes queries in the same way as items
 index = int8_index()
 index.add(np.arange(len(gallery)), gallery)
 matches = index.search(queries, 10)
-# Beyond the number of items that were found, keys mean nothing.
-found = np.where(np.arange(10) < np.asarray(matches.counts)[:, None], matches.keys.astype(np.int64), -1)
+# A query with fewer than ten matches has meaningless keys at the end.
+found = np.where(
+    np.arange(10) < np.asarray(matches.counts)[:, None],
+    matches.keys.astype(np.int64),
+    -1,
+)
 quality = search_quality(
     found,
     queries,

@@ -181,4 +181,4 @@ def _failure(requirement: Requirement, quality: SearchQuality) -> str | None:
         value = getattr(ends[requirement.metric], requirement.end)
     if SIGNS[requirement.sign](value, requirement.limit):
         return None
-    return f"{requirement.text} is required, and it is {'unknown' if math.isnan(value) else f'{value:.4f}'}."
+    return f"{requirement.text} is required, but it is {'unknown' if math.isnan(value) else f'{value:.4f}'}."

@@ -119,7 +119,7 @@ def comparison_table(
         table.add_column(as_text(names[column]), justify="right", overflow="fold")
     table.add_column("difference", justify="right", style="bold", overflow="fold")
     table.add_column("its 95 % interval", justify="right", overflow="fold")
-    table.add_column("beyond\nchance", overflow="fold")
+    table.add_column("signi-\nficant", overflow="fold")
     for name, difference in differences.items():
         *values, gain, interval, is_beyond_chance = difference.in_words()
         cells = [*(values[column] for column in order), gain]
@@ -186,9 +186,9 @@ def _compression_table(compression: CompressionReport, key: str) -> Table:
     title = f"{key} of compressed embeddings of {counted(compression.dims, 'dimension')}"
     table = Table(title=as_text(title), pad_edge=False, **NARROW)
     table.add_column("form", overflow="fold")
-    for heading in ("bytes of\nan item", "value", "minus\nwhole", "its 95 % interval"):
+    for heading in ("bytes\nper item", "value", "minus\nwhole", "its 95 % interval"):
         table.add_column(heading, justify="right", overflow="fold")
-    table.add_column("beyond\nchance", overflow="fold")
+    table.add_column("signi-\nficant", overflow="fold")
     table.add_row("whole", f"{compression.bytes_per_item:,}", as_number(compression.whole[key]))
     for name, variant in compression.variants.items():
         if key in variant.differences:

@@ -122,7 +122,7 @@ class Leakage:
         """Return the sentence, and a table with one metric in a line if queries without a copy remain."""
         if self.copies in (0, self.queries):
             return self.in_words()
-        columns = ("metric", "without copies", "all queries", "difference", "interval", "beyond chance")
+        columns = ("metric", "without copies", "all queries", "difference", "interval", "significant")
         rows = [(key, *difference.in_words()) for key, difference in self.differences.items()]
         return "\n".join([self.in_words(), *table(columns, rows)])
 

@@ -114,7 +114,7 @@ class Difference:
         first, second, value, interval, _ = self.in_words()
         words = f"{first} - {second} = {value}"
         if interval:
-            chance = "beyond chance" if self.is_beyond_chance else "within chance"
+            chance = "significant" if self.is_beyond_chance else "not significant"
             words += f" ({interval})" if self.is_equal else f" ({interval}), {chance}"
         return words
 

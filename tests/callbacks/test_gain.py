@@ -1,4 +1,4 @@
-"""A validation is compared with a reference: the last one better beyond chance, the first one, or a saved report."""
+"""A validation is compared with a reference: the last significantly better one, the first one, or a saved report."""
 
 import math
 from copy import copy
@@ -82,9 +82,9 @@ def test_nothing_is_logged_or_kept_unless_asked_for(tmp_path):
 def test_the_report_and_the_bar_say_it_as_a_sentence(capsys):
     monitor = retrieval(compare="best", metrics="mAP")
     logged = fitted(monitor, TQDMProgressBar(), enable_progress_bar=True)
-    assert "the reference of the next validations" in logged.texts[0]
+    assert "the reference for the next validations" in logged.texts[0]
     assert "mAP is better than the reference by" in logged.texts[1]
-    assert "which may be chance" in logged.texts[2]
+    assert "not significant" in logged.texts[2]
     assert capsys.readouterr().out.count("than the reference by") >= 3
 
 

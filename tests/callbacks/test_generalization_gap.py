@@ -248,7 +248,7 @@ def test_overfitting_is_said_when_it_begins_and_ends(caplog: Any) -> None:
             assert len(said) == count
     begins, ends = said
     assert missing_facts(begins, ("overfitting", "95%")) == []
-    assert missing_facts(ends, ("chance", "95%")) == []
+    assert missing_facts(ends, ("not significant", "95%")) == []
 
 
 def test_uneven_classes_are_spoken_of_once() -> None:

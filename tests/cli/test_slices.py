@@ -130,8 +130,8 @@ def test_a_requirement_that_fails_has_a_line_and_the_status_3(tmp_path, capsys):
     failed = printed(capsys, *words, "--require", "worst(camera) recall@1 > 1", "--json", status=3)
     slices = report.of_slices("camera")
     assert failed.err.splitlines() == [
-        f"fewshot evaluate: mAP >= 0.999 is required, and it is {report.mAP:.4f}.",
-        f"fewshot evaluate: worst(camera) recall@1 > 1 is required, and it is {slices[slices.worst].value:.4f} "
+        f"fewshot evaluate: mAP >= 0.999 is required, but it is {report.mAP:.4f}.",
+        f"fewshot evaluate: worst(camera) recall@1 > 1 is required, but it is {slices[slices.worst].value:.4f} "
         f"(camera {slices.worst}).",
     ]
     assert json.loads(failed.out)["metrics"]["mAP"] == report.mAP

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +69,60 @@ def test_a_command_that_would_not_run_is_noticed(line: str) -> None:
     [words] = pages.indented_commands(f"A page:\n\n    {line}\n")
     with pytest.raises(AssertionError):
         pages.check_command(words, runs="test" in words)
+
+
+# A code block of the site shows this many columns without scrolling.
+COLUMNS = 76
+# Pages whose blocks are still wider. The list is empty in the end.
+STILL_WIDER = (
+    *("docs/api/command_line.md", "docs/evaluate/better.md", "docs/evaluate/export.md", "docs/evaluate/files.md"),
+    *("docs/evaluate/large_sets.md", "docs/start/faq.md", "docs/start/install.md", "docs/start/quick_start.md"),
+)
+SITE = [
+    page
+    for page in (pages.ROOT / "README.md", *sorted((pages.ROOT / "docs").rglob("*.md")))
+    if str(page.relative_to(pages.ROOT)) not in STILL_WIDER
+    and not page.match("docs/project/add_a_*.md")  # their code belongs into files that are formatted to 120 columns
+]
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """Yield the lines of the Python and shell blocks of a page, and of the files that the blocks include."""
+    fence = r"^(?P<indent> *)```[ {.]*(?:python|bash|sh)\b.*?\n(?P<lines>.*?)^(?P=indent)```"
+    for block in re.finditer(fence, text, re.MULTILINE | re.DOTALL):
+        for line in textwrap.dedent(block["lines"]).splitlines():
+            included = re.fullmatch(r'--8<-- "(.+)"', line)
+            if included:
+                yield from (pages.ROOT / included[1]).read_text(encoding="utf-8").splitlines()
+            else:
+                yield line
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda page: str(page.relative_to(pages.ROOT)))
+def test_code_fits_on_the_page(page: Path) -> None:
+    assert [line for line in code_lines(page.read_text(encoding="utf-8")) if len(line) > COLUMNS] == []
+
+
+def test_lines_of_code_are_found() -> None:
+    page = """
+```python
+first = 1
+```
+
+1. A list:
+
+   ```bash
+   fewshot demo
+   ```
+
+```text
+what is printed
+```
+
+``` { .sh title="gate.sh" }
+--8<-- "examples/recipes/gate.sh"
+```
+"""
+    first, second, *gate = code_lines(page)
+    assert (first, second) == ("first = 1", "fewshot demo")
+    assert gate == (pages.ROOT / "examples/recipes/gate.sh").read_text(encoding="utf-8").splitlines()

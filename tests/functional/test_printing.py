@@ -105,7 +105,7 @@ def test_differences_say_their_sign():
     found = compare_reports(FIRST, SECOND)
     assert isinstance(found, dict)
     lines = str(found).splitlines()
-    assert lines[0].split() == ["metric", "first", "second", "first", "-", "second", "interval", "beyond", "chance"]
+    assert lines[0].split() == ["metric", "first", "second", "first", "-", "second", "interval", "significant"]
     assert not missing_facts(lines[-1], ("zero", "first", "larger")), lines
     change = found["mAP"]
     assert f"{change.value:+.4f}" in lines[1]
@@ -171,13 +171,16 @@ def test_threshold_consistency_is_shown_with_the_classes_that_want_another():
     lines = repr(found).splitlines()
     assert repr(found) == str(found)
     assert lines[0] == f"20 classes at {len(found.thresholds)} thresholds: OPIS {found.opis:.4f}, gap {found.gap():.4f}"
-    assert lines[1] == f"common threshold {found.common_threshold:.4f}; classes that gain the most by one of their own:"
+    assert (
+        lines[1]
+        == f"common threshold {found.common_threshold:.4f}; classes that gain the most from their own threshold:"
+    )
     assert lines[2].split() == ["class", "threshold", "gain"]
     label, (threshold, gain) = next(iter(found.wanting().items()))
     assert lines[3].strip().rsplit(maxsplit=2) == [label, f"{threshold:.4f}", f"{gain:.4f}"]
     same = evaluate_retrieval(ROWS, WORDS, metrics=("opis@fmr0.1",)).consistency[0.1]
     assert str(same).splitlines()[1:] == [
-        f"common threshold {same.common_threshold:.4f}; no class gains by one of its own"
+        f"common threshold {same.common_threshold:.4f}; no class gains from its own threshold"
     ]
     steering = evaluate_retrieval(tight, [f"{word}\x1b[2J" for word in WORDS], metrics=("opis@fmr0.1",))
     assert "\x1b" not in str(steering.consistency[0.1])

@@ -1,4 +1,4 @@
-"""Retrieval metrics of embeddings, exact and in bounded memory."""
+"""Exact retrieval metrics for embeddings, computed in bounded memory."""
 
 from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.engine.ranks import RankBlock

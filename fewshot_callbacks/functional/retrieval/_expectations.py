@@ -1,6 +1,6 @@
 """Expected values over the orders of a tied group: harmonic sums, and means over hypergeometric distributions.
 
-The letters are those of `rank_metrics`; n is the number of negatives of a group.
+The module docstring of `rank_metrics` defines the letters. n is the number of negatives in a group.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fewshot_callbacks.functional._reading import number_distinct
 
-# Terms of a sum over the places of a tied group that are computed at a time.
+# Number of terms, one for each place in a tied group, that are computed at a time.
 TERMS_AT_ONCE = 1024
 
-# From here on the expansion of harmonic numbers has all digits of float64.
+# From this number on, the expansion of harmonic numbers is exact to float64 precision.
 NEAR = 40
 
 
 class _RatioMeans(NamedTuple):
-    """Means over the number h of relevant items that are drawn; a term with m + h = 0 counts as 0."""
+    """Means over the number h of relevant items that are drawn. A term with m + h = 0 counts as 0."""
 
     # mean of 1 / (m + h)
     inverse: Tensor
@@ -34,9 +34,9 @@ class _RatioMeans(NamedTuple):
 def hypergeometric_means(
     m: Int[Tensor, "cases"], drawn: Int[Tensor, "cases"], size: Int[Tensor, "cases"], relevant: Int[Tensor, "cases"]
 ) -> _RatioMeans:
-    """Return means over the number h of relevant items among those drawn from a group, with m relevant items above it.
+    """Return means over the number h of relevant items that are drawn from a group with m relevant items above it.
 
-    The sums go from the most probable h outwards, down to 1e-30 of its probability.
+    The sums start at the most probable h and go outwards, down to 1e-30 of its probability.
     """
     lowest = (drawn - (size - relevant)).clamp(min=0)
     highest = drawn.minimum(relevant)
@@ -85,7 +85,7 @@ def _weight_ratio(
 def chance_of_none(
     drawn: Int[Tensor, "cases"], n: Int[Tensor, "cases"], r: Int[Tensor, "cases"]
 ) -> Float[Tensor, "cases"]:
-    """Return the probability that none of r relevant items is drawn, if so many are drawn from them and n negatives."""
+    """Return the probability that no relevant item is among those drawn from r relevant items and n negatives."""
     # C(n + r - drawn, r) / C(n + r, r), a product of min(drawn, r) factors
     fewer = drawn.minimum(r)
     more = drawn.maximum(r)
@@ -105,7 +105,7 @@ def expected_reciprocal(
     harmonic = harmonic_between(torch.where(is_first_group, r - 1, a), n + 1)
     value = torch.where(is_first_group, r, 1.0) / (n + 1) * harmonic
     rows = ((a > 0) & (r > 1)).nonzero().flatten()
-    # Cases that need about as many terms are computed at the same time.
+    # Cases with similar numbers of terms are computed together.
     rows = rows[(n / r)[rows].argsort(stable=True)]
     for part in rows.split(TERMS_AT_ONCE):
         value[part] = sum_of_reciprocals(a[part], n[part], r[part])
@@ -122,9 +122,9 @@ def sum_of_reciprocals(
 ) -> Float[Tensor, "cases"]:
     """Return E[1 / rank] of the first or the last relevant item of a tied group, as a sum over its places.
 
-    The sum ends where probabilities no longer matter. P(x + 1) / P(x) = (n - x + 1) / (s - x) for the place x of the
-    first relevant item; counted from below, the place of the last one has the same probabilities. Ranks beyond `within`
-    count 0.
+    The sum ends when the remaining probability is negligible. The place x of the first relevant item has
+    P(x + 1) / P(x) = (n - x + 1) / (s - x). The place of the last relevant item, counted from the end, has the same
+    distribution. Ranks beyond `within` count as 0.
     """
     total = torch.zeros_like(a)
     s = n + r
@@ -137,7 +137,7 @@ def sum_of_reciprocals(
         sizes = s[active, None]
         ratio = (n[active, None] - place + 1).clamp_(min=0).div_(sizes - place)
         ratio[sizes <= place] = 0.0
-        # One column more than there are places: the last one is P of the next start.
+        # There is one more column than places. The last column is P of the next start.
         probability = torch.cat([chance[active, None], ratio], dim=1).cumprod(dim=1)
         rank = a[active, None] + (sizes + 1 - place if last else place)
         terms = probability[:, :-1] / rank.clamp(min=1)
@@ -151,30 +151,30 @@ def sum_of_reciprocals(
 
 
 def distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, "cases"]]:
-    """Return the distinct combinations of some counts, each as a list of its counts, and the number of each case's one."""
+    """Return the distinct combinations of the counts, a tensor per count, and the index of each case's combination."""
     number = torch.zeros_like(counts[0])
     for values in counts:
         shifted = values - values.min()
-        # Numbers stay below the number of cases, so that the product does not overflow.
+        # Indices stay below the number of cases, so the product does not overflow.
         number, first = number_distinct(number * (shifted.max() + 1) + shifted)
     return [values[first] for values in counts], number
 
 
 def harmonic_between(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
-    """Return 1 / (a + 1) + ... + 1 / (a + d), without the loss of digits of a difference of two large sums."""
-    # Most groups are far from 0: to compute all takes less time than to pick those.
+    """Return 1 / (a + 1) + ... + 1 / (a + d), without cancellation between two large sums."""
+    # Most groups are far from 0, so computing all of them is faster than selecting these.
     value = _harmonic_far_from_0(a, d)
     near = (a < NEAR).nonzero().squeeze(1)
     first_near = a[near] + 1
     value[near] = torch.digamma(first_near + d[near]) - torch.digamma(first_near)
-    # One term needs no expansion, and is rounded once.
+    # A single term needs no expansion and is rounded only once.
     return torch.where(d == 1, 1 / (a + 1), value)
 
 
 def _harmonic_far_from_0(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
     """Return 1 / (a + 1) + ... + 1 / (a + d) by the expansion of the harmonic number H_x around ln(x + 1/2).
 
-    The terms that are left out are below 1e-14 from a = `NEAR` on.
+    For a >= `NEAR`, the omitted terms are below 1e-14.
     """
     start = 1 / (a + 0.5)
     end = 1 / (a + d + 0.5)
@@ -183,7 +183,7 @@ def _harmonic_far_from_0(a: Float[Tensor, "groups"], d: Float[Tensor, "groups"])
     end_squared = end * end
     start_power = torch.ones_like(start)
     end_power = torch.ones_like(end)
-    # The powers 2, 4 and 6 are products: `**` takes several times as long.
+    # Products are several times faster than `**`.
     for factor in (1 / 24, -7 / 960, 31 / 8064):
         start_power = start_power * start_squared
         end_power = end_power * end_squared

@@ -1,4 +1,4 @@
-"""The metrics of each query, computed from blocks of ranks, with both ends of their range under ties."""
+"""Metrics of each query, computed from blocks of ranks, and the range that equal scores leave to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALL = "evaluate_retrieval"
 GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
 # Ranks that each thread sums at once: 8 MB.
 RANKS_AT_ONCE = 2**20
-# Metrics by which pictures and pages order the queries: each report has them for each query.
+# Every report has these metrics for each query, because plots and HTML reports sort the queries by them.
 ALWAYS = (requested_metric("mAP"), requested_metric("mrr"))
 
 
@@ -47,7 +47,7 @@ class PerQuery:
         absent: Relevant items that are not in the gallery; None if there are none.
         items: Number of gallery items.
         settings: Settings of the evaluation.
-        copies: Number of copies of each query; None if no note says how they change values.
+        copies: Number of copies of each query; None if no note reports their effect.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PerQuery:
         self.items = items
         self.ties = settings.ties
         self.copies = copies
-        # metrics that come from ranks, by the key of the mean over queries
+        # metrics of ranks, by the key of their mean over queries
         keys = [*ALWAYS, *request_of(settings).reported]
         self.metrics = {requested.of_queries: requested for requested in keys if requested.metric.input == "ranks"}
         queries = len(self.lists.start)
@@ -75,13 +75,13 @@ class PerQuery:
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
         self.has_candidate = torch.zeros(queries, dtype=torch.bool)
         self.tied = torch.zeros(queries, dtype=torch.bool)
-        # metrics that depend on the order of equal scores, and are extreme where relevant items come last or first
+        # metrics whose extremes are reached with relevant items last or first among equal scores
         self.ordered_by_ties = [
             name for name, requested in self.metrics.items() if requested.parameters.get("divisor") != "found"
         ]
-        # of each block with ties: which queries tie, and (metrics, two rules, queries) their values with the two rules
+        # for each block with ties: the queries that have ties, and their values (metrics, two rules, queries)
         self.blocks_with_ties: list[tuple[Int[Tensor, "tied"], Float[Tensor, "metrics two tied"]]] = []
-        # by metric (two rules, tied queries), of all processes; empty if no query ties
+        # metric -> (two rules, queries with ties), of all processes; empty if no query has ties
         self.values_of_tied: dict[str, Float[Tensor, "two tied"]] = {}
         # recall@1 of each query with its copies, and without them
         self.recalls_of_copies: Float[Tensor, "two queries"] | None = None
@@ -94,7 +94,7 @@ class PerQuery:
         return self.grades is not None and any(requested.metric.pattern in GAINS for requested in self.metrics.values())
 
     def add(self, ranks: RankBlock) -> None:
-        """Compute the metrics of the queries of a block. Several threads call it at once, each for its own queries."""
+        """Compute the metrics of a block of queries. Several threads call this at once, each with its own queries."""
         index = ranks.queries.cpu()
         self.has_candidate[index] = ranks.relevant.cpu() > 0
         if self.absent is not None:
@@ -115,10 +115,10 @@ class PerQuery:
             self.recalls_of_copies[1, index] = recall_at_k(without_nearest(ranks, copies), 1, self.ties).cpu()
 
     def _values(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
-        """Return a metric of the queries of a block with a rule for ties."""
+        """Return a metric of each query of a block, with this rule for ties."""
         if is_users(requested.metric):
             return call_on_ranks(CALL, requested, ranks, ties)
-        # Without an entry in the lists nothing has a grade.
+        # If the lists are empty, nothing has a grade.
         if self.grades is not None and len(self.grades) and requested.metric.pattern in GAINS:
             return self._graded_ndcg(ranks, requested, ties)
         assert requested.metric.value is not None
@@ -126,7 +126,7 @@ class PerQuery:
         return values
 
     def _extremes(self, ranks: RankBlock) -> Float[Tensor, "metrics two queries"]:
-        """Return metrics with relevant items last, and first, among equal scores."""
+        """Return the metrics with relevant items last, and with relevant items first, among equal scores."""
         rules: tuple[Ties, ...] = ("pessimistic", "optimistic")
         return torch.stack(
             [
@@ -136,7 +136,7 @@ class PerQuery:
         )
 
     def effect_of_copies(self) -> str:
-        """Return the beginning of a note on copies, after the values of all processes were gathered."""
+        """Return the first words of the note on copies. Call `gather` before."""
         if self.recalls_of_copies is None:
             return "A copy is a perfect neighbour"
         recall, without_copies = (exact_mean(values[~values.isnan()]) for values in self.recalls_of_copies)
@@ -145,7 +145,7 @@ class PerQuery:
         return f"A copy is a perfect neighbour: recall@1 is {recall:.3f}, and {without_copies:.3f} without their copies"
 
     def _graded_ndcg(self, ranks: RankBlock, requested: RequestedMetric, ties: Ties) -> Float[Tensor, "queries"]:
-        """Return nDCG of grades, a few queries at a time, since its sums have a term for each rank up to k."""
+        """Return nDCG with grades, a few queries at a time because its sums have a term for each rank up to k."""
         assert self.grades is not None
         assert ranks.places is not None
         entries = torch.from_numpy(self.lists.start)[ranks.queries, None] + ranks.places
@@ -166,7 +166,7 @@ class PerQuery:
         return torch.cat(values)
 
     def gather(self, processes: Processes, places: Int[Tensor, "own"], length: int) -> None:
-        """Gather the values of all queries in their order, given the places of those of this process. *Collective*."""
+        """Gather the values of all queries in order. `places` are the indices of this process's queries. *Collective*."""
         counts = [self.relevant.double(), self.has_candidate.double(), self.tied.double()]
         columns = processes.placed(torch.stack([*self.values.values(), *counts]), places, length)
         *values, relevant, has_candidate, tied = columns
@@ -179,7 +179,7 @@ class PerQuery:
             self.recalls_of_copies = processes.placed(self.recalls_of_copies, places, length)
 
     def _gather_tied(self, processes: Processes, places: Int[Tensor, "own"]) -> None:
-        """Gather the values of tied queries with both rules, in the order of all queries. *Collective*."""
+        """Gather the values of queries with ties under both rules, in the order of all queries. *Collective*."""
         if not bool(self.tied.any()):
             return
         blocks = [

@@ -1,4 +1,4 @@
-"""Differences of two evaluations, with intervals: of the same queries, or of training and validation classes."""
+"""Differences between two evaluations, with intervals: for the same queries, or for training and validation classes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ ReportSource = RetrievalReport | str | os.PathLike[str]
 
 
 class Differences(dict[str, Difference]):
-    """Metric -> its two values and the interval of the first minus the second; `print` shows a table."""
+    """Metric -> its two values, and the interval of first minus second. `print` shows a table."""
 
     def __str__(self) -> str:
-        """Return a table with one metric in a line."""
-        columns = ("metric", "first", "second", "first - second", "interval", "beyond chance")
+        """Return a table with one metric per line."""
+        columns = ("metric", "first", "second", "first - second", "interval", "significant")
         rows = [(name, *difference.in_words()) for name, difference in self.items()]
-        note = "A difference above zero means that the first value is larger. Without an interval, chance is not known."
+        note = "A difference above zero means that the first value is larger. Without an interval, significance is unknown."
         return "\n".join([*table(columns, rows), note])
 
     def __repr__(self) -> str:
@@ -49,41 +49,51 @@ class Differences(dict[str, Difference]):
 
 
 def compare_reports(first: ReportSource, second: ReportSource, confidence: float = 0.95) -> dict[str, Difference]:
-    """Return the difference of every metric of two evaluations of the same queries, with its interval.
+    """Return the difference of every metric between two evaluations of the same queries, with confidence intervals.
 
-    Each query is compared with itself, so that what makes a query easy or hard for both models does not add to the
-    uncertainty. The interval is that of the mean of the differences, robust to the dependence of queries of one class.
-    Grouped Recall is compared group by group. Pooled values (F1, recall at a precision, thresholds) have no interval:
-    both ends are NaN. Where both have the same value of each query, as a model against itself has, the interval is 0 to 0:
-    these values are equal. Where all but a few do, the interval rests on those few, and is narrow.
+    The comparison is paired: each query is compared with itself, so that queries that are hard for both models do not widen
+    the interval. A difference is significant if its interval does not contain 0. The interval accounts for the dependence
+    between queries of the same class. Grouped Recall is compared group by group. Pooled metrics (`pair_f1`, recall at a
+    precision, thresholds) have no interval: both ends are NaN. If both reports have the same value for every query, the
+    interval is 0 to 0. If only a few queries differ, the interval depends on these few and is narrow.
 
-    The queries are the same if their labels are, and their ids. If one of the reports has no ids, only labels and the
-    queries that `max_queries` has drawn are compared: different items with the same labels are not noticed. Where
-    relevance was passed in place of labels, only the number of queries is compared, or their clusters. A warning says
-    that the galleries differ.
+    Two reports have the same queries if the labels and ids of the queries are equal. If a report has no ids, only the
+    labels and the queries that `max_queries` has drawn are compared, so different items with the same labels are not
+    detected. If `relevance` was passed instead of labels, only the number of queries, or their clusters, are compared. You
+    get a warning if the galleries differ.
 
     Args:
         first: Report of one evaluation, or the path or address of a file that `RetrievalReport.save` has written.
-        second: The same of another evaluation of the same queries in the same order, for instance with another model.
+        second: Report, path or address of another evaluation of the same queries in the same order, for instance with
+            another model.
         confidence: Confidence level of the intervals, in (0, 1).
 
     Returns:
-        A dictionary, which `print` shows as a table. For each metric that both reports have: its two values, and the
-        interval of first minus second, so that a difference above zero means that the first is larger. Empty if they
-        share no metric.
+        A dictionary with the metrics that both reports have; empty if they share none. Each `Difference` has both values
+        and the interval of first minus second. `print` shows a table.
 
     Raises:
-        ValueError: If the two reports are not of the same queries, a file is not a saved report, or `confidence` is not in
+        ValueError: If the two reports have different queries, a file is not a saved report, or `confidence` is not in
             (0, 1).
 
     Examples:
         >>> import torch
         >>> from fewshot_callbacks import evaluate_retrieval
         >>> labels = torch.arange(200) % 20
-        >>> clean = torch.nn.functional.one_hot(labels).float()
-        >>> good, bad = (evaluate_retrieval(clean + noise * torch.randn(200, 20), labels) for noise in (0.2, 1.0))
-        >>> compare_reports(good, bad)["mAP"].is_beyond_chance
-        True
+        >>> noise = torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
+        >>> metrics = ("mAP", "recall@1", "recall@5")
+        >>> new, old = (
+        ...     evaluate_retrieval(torch.eye(20)[labels] + scale * noise, labels, metrics=metrics) for scale in (0.3, 0.31)
+        ... )
+        >>> differences = compare_reports(new, old)
+        >>> print(differences)
+          metric   first  second  first - second            interval  significant
+             mAP  0.4591  0.4265         +0.0326  +0.0285 to +0.0362          yes
+        recall@1  0.6050  0.5700         +0.0350  +0.0112 to +0.0779          yes
+        recall@5  0.9450  0.9100         +0.0350  +0.0112 to +0.0779          yes
+        A difference above zero means that the first value is larger. Without an interval, significance is unknown.
+        >>> round(differences["mAP"].value, 4), differences["mAP"].is_beyond_chance
+        (0.0326, True)
     """
     normal_quantile(confidence)
     first = as_report(first)
@@ -92,7 +102,7 @@ def compare_reports(first: ReportSource, second: ReportSource, confidence: float
     first_values = first.metrics()
     second_values = second.metrics()
     grouped = {}
-    if torch.equal(first.query_labels, second.query_labels):  # groups of strings are named by codes, which may differ
+    if torch.equal(first.query_labels, second.query_labels):  # codes of string labels may differ
         grouped = _grouped_intervals(first.grouped, second.grouped, confidence)
     differences = Differences()
     for name in first_values:
@@ -101,8 +111,8 @@ def compare_reports(first: ReportSource, second: ReportSource, confidence: float
         requested = first.requested(name)
         if requested != second.requested(name):
             raise InputError(
-                f"compare_reports: {name!r} is a metric of a user, and another one in each evaluation. Evaluate both with "
-                "the same metric, or give one of the two another pattern."
+                f"compare_reports: {name!r} is a different user-defined metric in each report. Evaluate both with the same "
+                "metric, or give one of the metrics another pattern."
             )
         interval = grouped.get(name, UNKNOWN)
         if requested.of_queries in first.per_query:
@@ -112,16 +122,16 @@ def compare_reports(first: ReportSource, second: ReportSource, confidence: float
 
 
 def as_report(source: ReportSource) -> RetrievalReport:
-    """Return a report as it is, or load it from its file."""
+    """Return the report, read from its file if this is a path or an address."""
     return source if isinstance(source, RetrievalReport) else RetrievalReport.load(source)
 
 
 def refuse_other_queries(call: str, reports: Mapping[str, RetrievalReport]) -> None:
-    """Refuse reports whose queries are not those of the first report; warn if a gallery is another one.
+    """Refuse reports with other queries than the first report; warn if their galleries differ.
 
     Args:
         call: The public function, for messages.
-        reports: The name of each report in messages, and the report.
+        reports: Name of each report, for messages -> report.
 
     Raises:
         ValueError: If the labels, ids or drawn queries of two reports differ.
@@ -131,20 +141,21 @@ def refuse_other_queries(call: str, reports: Mapping[str, RetrievalReport]) -> N
         kind = _other_queries(first, report)
         if kind:
             raise InputError(
-                f"{call}: {first_name} has {first.queries:,} queries, {name} has {report.queries:,}, and {kind} are not the "
-                "same in the same order. Evaluate the same items with both models, with the same max_queries and seed."
+                f"{call}: {first_name} has {first.queries:,} queries, {name} has {report.queries:,}, and {kind} differ, or "
+                "their order does. Evaluate the same items with both models, with the same max_queries and seed."
             )
     other_galleries = [name for name, report in others if _has_other_gallery(first, report)]
     if other_galleries:
         warnings.warn(
-            f"{call}: the gallery of {' and of '.join(other_galleries)} is not that of {first_name} (other labels, ids or "
-            "relevance), so a difference may come from the galleries. Evaluate with the same gallery to compare models.",
+            f"{call}: the gallery of {' and of '.join(other_galleries)} differs from the gallery of {first_name} in its "
+            "labels, ids or relevance, so a difference may come from the galleries. To compare models, evaluate them with "
+            "the same gallery.",
             stacklevel=3,
         )
 
 
 def _other_queries(first: RetrievalReport, second: RetrievalReport) -> str:
-    """Return what of the queries of two reports differs; empty if they are the same, as far as the reports tell."""
+    """Return what differs between the queries of two reports; empty if the reports show no difference."""
     if not _labels_are_equal(first, second):
         return "their labels"
     if first.query_ids_digest is not None and second.query_ids_digest is not None:
@@ -156,13 +167,13 @@ def _other_queries(first: RetrievalReport, second: RetrievalReport) -> str:
 
 
 def _has_other_gallery(first: RetrievalReport, second: RetrievalReport) -> bool:
-    """Return whether the galleries of two reports differ, as far as the reports tell."""
+    """Return whether the reports show that their galleries differ."""
     ids = (first.gallery_ids_digest, second.gallery_ids_digest)
     return first.gallery_digest != second.gallery_digest or (None not in ids and ids[0] != ids[1])
 
 
 def _labels_are_equal(first: RetrievalReport, second: RetrievalReport) -> bool:
-    """Return whether the queries of two reports have the same labels; strings may have other codes in another gallery."""
+    """Return whether the queries of two reports have the same labels. A string may have another code in each report."""
     if first.label_names == second.label_names:
         return torch.equal(first.query_labels, second.query_labels)
     if first.label_names is None or second.label_names is None:
@@ -174,9 +185,9 @@ def _labels_are_equal(first: RetrievalReport, second: RetrievalReport) -> bool:
 def paired_differences(
     first: RetrievalReport, second: RetrievalReport, requested: RequestedMetric
 ) -> tuple[Float[Tensor, "units"], Int[Tensor, "units"] | None]:
-    """Return the differences of a metric that both have for each query, and their clusters.
+    """Return the difference in a metric for each query, and the queries' clusters.
 
-    They are differences of classes, without clusters, for a mean over classes.
+    For a mean over classes, return the difference for each class, and None.
     """
     differences = first.per_query[requested.of_queries] - second.per_query[requested.of_queries]
     if requested.is_macro:
@@ -187,7 +198,7 @@ def paired_differences(
 def paired_interval(
     first: RetrievalReport, second: RetrievalReport, requested: RequestedMetric, confidence: float
 ) -> Interval:
-    """Return the interval of the difference of a metric that both reports have for each query."""
+    """Return the interval of the difference in a metric that both reports have for each query."""
     if are_all_zero(first.per_query[requested.of_queries] - second.per_query[requested.of_queries]):
         return EQUAL
     differences, clusters = paired_differences(first, second, requested)
@@ -197,7 +208,7 @@ def paired_interval(
 def _grouped_intervals(
     first: GroupedRecall | None, second: GroupedRecall | None, confidence: float
 ) -> dict[str, Interval]:
-    """Return the interval of the difference of Grouped Recall, by metric; empty if the groups are not the same."""
+    """Return metric -> interval of the difference in Grouped Recall; empty if the groups differ."""
     if first is None or second is None or (first.labels, first.unmatched) != (second.labels, second.unmatched):
         return {}
     suffix = "_miss" if first.unmatched == "miss" else ""
@@ -217,39 +228,41 @@ def _grouped_intervals(
 @equal_with_nan
 @dataclass(frozen=True)
 class GeneralizationGap:
-    """Recall of training classes minus recall of validation classes.
+    """Recall on training classes minus recall on validation classes; the result of `generalization_gap`.
 
-    Differences lie in [-1, 1]. An interval that lies above zero means overfitting, unless the training classes are easier:
-    then an untrained network shows the gap, too.
+    Differences are in [-1, 1]. An interval above zero means overfitting, unless the training classes are easier. In that
+    case, an untrained network shows the gap, too.
+
+    Attributes:
+        grouped: K -> Grouped Recall@K on training classes and on validation classes, and the interval of the difference.
+        recall: K -> the same for plain Recall@K, which also depends on the number of classes.
+        group_size: Number of classes in each group of Grouped Recall.
+        classes: Number of training classes, and of validation classes.
+        items_per_class: Mean number of items per class in training, and in validation.
+        confidence: Confidence level of the intervals.
 
     Examples:
         >>> from fewshot_callbacks.functional import Difference, Interval
         >>> seen, unseen = Difference(0.9, 0.7, Interval(0.1, 0.3)), Difference(0.8, 0.4, Interval(0.3, 0.5))
         >>> gap = GeneralizationGap({1: seen}, {1: unseen}, 10, (100, 50), (20.0, 20.0), 0.95)
-        >>> gap.is_overfitting
-        True
+        >>> round(gap.grouped[1].value, 4), gap.is_overfitting
+        (0.2, True)
     """
 
     grouped: dict[int, Difference]
-    """K -> Grouped Recall@K of training classes, of validation classes, and the interval of the difference"""
     recall: dict[int, Difference]
-    """K -> the same for plain Recall@K, which also depends on the number of classes"""
     group_size: int
-    """number of classes in a group of Grouped Recall"""
     classes: tuple[int, int]
-    """number of training and of validation classes that were measured"""
     items_per_class: tuple[float, float]
-    """mean number of items per class, in training and in validation"""
     confidence: float
-    """confidence level of the intervals"""
 
     @property
     def is_overfitting(self) -> bool:
-        """Whether the interval of the gap in Grouped Recall at the smallest K lies above zero."""
+        """Whether the interval of the gap in Grouped Recall at the smallest K is above zero."""
         return self.grouped[min(self.grouped)].interval.low > 0
 
     def metrics(self) -> dict[str, float]:
-        """Return all values under the names with which they are logged, the primary metric first."""
+        """Return logged name -> value, the primary metric first."""
         values: dict[str, float] = {}
         for metric, differences in (("grouped_recall", self.grouped), ("recall", self.recall)):
             for k, difference in differences.items():
@@ -264,20 +277,22 @@ class GeneralizationGap:
         return values
 
     def in_words(self) -> str:
-        """Return a sentence or two on the gap."""
+        """Return a summary of the gap in a few sentences."""
         k = min(self.grouped)
         grouped = self.grouped[k]
         plain = self.recall[k]
         gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
         level = f"{self.confidence:.0%} interval"
         if math.isnan(grouped.interval.low):
-            verdict = f"The gap of {grouped.value:+.3f} has no interval, so it cannot be interpreted"
+            verdict = f"The gap of {grouped.value:+.3f} has no interval and cannot be interpreted"
         elif grouped.interval.low > 0:
-            verdict = f"The gap of {gap} is beyond its {level}: overfitting, unless an untrained network shows it, too"
+            verdict = (
+                f"The gap of {gap} is significant ({level}): overfitting, unless an untrained network shows it, too"
+            )
         elif grouped.interval.high < 0:
-            verdict = f"The gap of {gap} is below zero, beyond its {level}: the validation classes are easier"
+            verdict = f"The gap of {gap} is significantly below zero ({level}): the validation classes are easier"
         else:
-            verdict = f"The gap of {gap} is within chance ({self.confidence:.0%})"
+            verdict = f"The gap of {gap} is not significant ({self.confidence:.0%} interval)"
         return (
             f"Grouped Recall@{k} among {self.group_size} classes: {grouped.first:.3f} on training classes, "
             f"{grouped.second:.3f} on validation classes. {verdict}. (Plain Recall@{k}: {plain.first:.3f} among "
@@ -286,19 +301,19 @@ class GeneralizationGap:
 
 
 def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
-    """Return the difference in recall between a report of training classes and a report of validation classes.
+    """Return the difference in recall between training classes and validation classes, with confidence intervals.
 
-    Both sets should have about the same number of items per class: recall rises with that number.
+    Both sets should have about the same number of items per class because recall rises with this number.
 
     Args:
-        training: Report of items of training classes, embedded in evaluation mode, without augmentation.
-        validation: Report of items of classes that the model has not seen.
+        training: Report on items of training classes, embedded in evaluation mode and without augmentation.
+        validation: Report on items of classes that the model has not seen.
 
     Returns:
-        The differences, in [-1, 1], for each K that both reports have; the two sets are taken as independent.
+        The differences, in [-1, 1], for each K that both reports have. The intervals treat the two sets as independent.
 
     Raises:
-        ValueError: If a report has no Grouped Recall, or the two have no K in common.
+        ValueError: If a report has no Grouped Recall, or the reports have no K in common.
 
     Examples:
         >>> import torch
@@ -307,8 +322,8 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
         >>> seen = torch.nn.functional.one_hot(labels).float()
         >>> unseen = torch.randn(500, 20, generator=torch.Generator().manual_seed(0))
         >>> gap = generalization_gap(*(evaluate_retrieval(part, labels) for part in (seen, unseen)))
-        >>> gap.is_overfitting, gap.grouped[1].first
-        (True, 1.0)
+        >>> gap.grouped[1].first, round(gap.grouped[1].second, 4), gap.is_overfitting
+        (1.0, 0.08, True)
     """
     for name, report in (("training", training), ("validation", validation)):
         if report.grouped is None:
@@ -319,8 +334,7 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
                 facts.append(f"Its notes: {' '.join(others)}")
             raise InputError(
                 f"generalization_gap: the {name} report has no Grouped Recall. {' '.join([*facts, ''])}"
-                "Evaluate both sets with one label_groups that leaves two groups in each: use a smaller label_groups, or "
-                "more classes."
+                "Evaluate both sets with the same label_groups, small enough for two groups in each, or use more classes."
             )
     assert training.grouped is not None
     assert validation.grouped is not None
@@ -329,9 +343,10 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     ks = sorted(k for k in grouped if all(f"recall@{k}" in report.values for report in (training, validation)))
     if not ks:
         raise InputError(
-            f"generalization_gap: the reports share no K: Grouped Recall at {sorted(training.grouped.at)} and "
-            f"{sorted(validation.grouped.at)}, and {', '.join(training.values)} and {', '.join(validation.values)}. "
-            "Evaluate both with metrics=('grouped_recall@1', 'recall@1')."
+            "generalization_gap: the reports have no K in common for Grouped Recall and recall. They have Grouped Recall at "
+            f"{sorted(training.grouped.at)} and {sorted(validation.grouped.at)}, and the metrics "
+            f"{', '.join(training.values)} and {', '.join(validation.values)}. Evaluate both with "
+            "metrics=('grouped_recall@1', 'recall@1')."
         )
     recall = {}
     for k in ks:

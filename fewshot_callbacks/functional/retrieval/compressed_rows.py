@@ -1,4 +1,4 @@
-"""Compressed forms of embeddings: their first dimensions, and codes of one byte or one bit for each dimension."""
+"""Compressed embeddings: their first dimensions, and codes with one byte or one bit per dimension."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.settings import Code
 from fewshot_callbacks.storage.stored_rows import even_slices, is_read_by_slices, rows_of
 
-# An int8 code has 256 values, so that the range of a dimension has 255 steps.
+# An int8 code has 256 values, so the range of a dimension has 255 steps.
 STEPS = 255
 LOWEST_CODE = -128
-# Numbers of embeddings that are coded at a time: 8 MB in float64, and a few copies of it.
+# How many numbers are coded at a time: 8 MB in float64, plus a few copies.
 NUMBERS_AT_ONCE = 2**20
 
 
 class Ranges(NamedTuple):
-    """The range of each dimension over all gallery items, of all processes."""
+    """The range of each dimension over all gallery items of all processes."""
 
     low: Float[np.ndarray, "dim"]
     high: Float[np.ndarray, "dim"]
 
     def constant_dims(self) -> int:
-        """Return the number of dimensions that are the same in all gallery items."""
+        """Return the number of dimensions that have the same value in all gallery items."""
         return int((self.low == self.high).sum())
 
     def untold_dims(self) -> int:
-        """Return the number of dimensions with a range of float64 that float32 cannot cut into 255 steps."""
+        """Return the number of float64 dimensions with a range too narrow for 255 steps in float32."""
         spacing = np.spacing(np.maximum(np.abs(self.low), np.abs(self.high)).astype(np.float32)).astype(np.float64)
         is_float32 = (self.low.astype(np.float32) == self.low) & (self.high.astype(np.float32) == self.high)
         return int(((self.high > self.low) & (spacing > (self.high - self.low) / STEPS) & ~is_float32).sum())
@@ -49,9 +49,9 @@ class StorageFormat:
     """A format in which embeddings are stored.
 
     Args:
-        dims: Number of dimensions, the first ones.
-        code: How each dimension is stored; None for a number as it is.
-        is_whole: Whether these are all dimensions, which the name then leaves out.
+        dims: Number of dimensions, which are the first ones.
+        code: Code of each dimension; None stores the numbers unchanged.
+        is_whole: Whether these are all dimensions. The name then leaves out their number.
     """
 
     dims: int
@@ -69,7 +69,7 @@ class StorageFormat:
         return "_".join(parts)
 
     def bytes_per_item(self, bytes_per_number: int) -> int:
-        """Return the bytes of an item, whose numbers take so many bytes each before they are coded."""
+        """Return the bytes per item, for numbers with this many bytes each before they are coded."""
         if self.code == "int8":
             return self.dims
         if self.code == "binary":
@@ -77,14 +77,14 @@ class StorageFormat:
         return self.dims * bytes_per_number
 
     def of(self, rows: Any, ranges: Ranges | None) -> Tensor | _CodedRows:
-        """Return rows in this format: of a tensor a tensor, of another array an array.
+        """Return rows in this format: a tensor for a tensor, and an array that is read by slices for another array.
 
         Args:
-            rows: (items, dim) A tensor on the CPU, or another array, whose slices are read.
-            ranges: The ranges by which int8 codes are made; other forms need none.
+            rows: (items, dim) tensor on the CPU, or another array that is read by slices.
+            ranges: Ranges for int8 codes; other formats need none.
 
         Returns:
-            (items, dims) numbers in their own type, int8 codes, or a byte of 0 or 1 for each bit.
+            (items, dims) numbers in their own dtype, int8 codes, or one byte, 0 or 1, for each bit.
         """
         if isinstance(rows, Tensor):
             return self.of_tensor(rows, ranges)
@@ -106,7 +106,7 @@ class StorageFormat:
 
 
 def storage_formats(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> list[StorageFormat]:
-    """Return the forms of embeddings: the first dimensions, codes of all dimensions, and codes of the first ones.
+    """Return the formats: the first dimensions, codes of all dimensions, and codes of the first dimensions.
 
     Args:
         dim: Number of all dimensions.
@@ -124,10 +124,9 @@ def storage_formats(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> lis
 
 
 def int8_codes(rows: Float[Tensor, "items dims"], ranges: Ranges) -> Int[Tensor, "items dims"]:
-    """Return the int8 codes of rows, from -128 for the lowest number of a dimension to 127 for its highest one.
+    """Return the int8 codes of rows, from -128 for the lowest value of a dimension to 127 for its highest value.
 
-    The arithmetic is that of `sentence_transformers.util.quantize_embeddings` with these ranges (version 6.2), so that its
-    codes are the same.
+    The codes are equal to the codes of `sentence_transformers.util.quantize_embeddings` (version 6.2) with these ranges.
 
     Args:
         rows: The first dimensions of some embeddings.
@@ -136,7 +135,7 @@ def int8_codes(rows: Float[Tensor, "items dims"], ranges: Ranges) -> Int[Tensor,
     dims = rows.shape[1]
     low = ranges.low[:dims].astype(np.float32)
     steps = (ranges.high[:dims].astype(np.float32) - low) / STEPS
-    steps[steps == 0] = 1  # all items have one number, whose code is the lowest
+    steps[steps == 0] = 1  # all items have the same value, with the lowest code
     numbers = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
     levels = torch.floor((numbers - torch.from_numpy(low)) / torch.from_numpy(steps)).clamp(0, STEPS)
     return (levels + LOWEST_CODE).to(torch.int8)
@@ -146,9 +145,9 @@ def find_ranges(gallery: Any, dim: int, processes: Processes) -> Ranges:
     """Return the ranges of all dimensions. *Collective*.
 
     Args:
-        gallery: (items, dim) The gallery items of this process: a tensor on the CPU, or another array; finite.
-        dim: Number of dimensions, which a process without items does not know otherwise.
-        processes: Those that hold the gallery together.
+        gallery: (items, dim) finite gallery items of this process: a tensor on the CPU, or another array.
+        dim: Number of dimensions, since a process without items cannot read it from its array.
+        processes: All processes that have gallery items.
     """
     low = np.full(dim, np.inf)
     high = np.full(dim, -np.inf)
@@ -163,7 +162,7 @@ def find_ranges(gallery: Any, dim: int, processes: Processes) -> Ranges:
 
 
 def refuse_wide_ranges(call: str, ranges: Ranges) -> None:
-    """Refuse ranges that float32, in which int8 codes are computed, cannot hold.
+    """Refuse ranges that exceed float32, in which int8 codes are computed.
 
     Args:
         call: The public function, for messages.
@@ -177,19 +176,19 @@ def refuse_wide_ranges(call: str, ranges: Ranges) -> None:
     if len(too_wide):
         first = int(too_wide[0])
         raise InputError(
-            f"{call}: dimension {first} of the gallery ranges from {ranges.low[first]:.3g} to {ranges.high[first]:.3g}, "
-            "which float32 cannot hold, in which int8 codes are computed. Divide the embeddings by a number, or leave "
-            "'int8' out of codes."
+            f"{call}: dimension {first} of the gallery ranges from {ranges.low[first]:.3g} to {ranges.high[first]:.3g}. "
+            "This exceeds float32, in which int8 codes are computed. Divide the embeddings by a number, or leave 'int8' out "
+            "of codes."
         )
 
 
 class _CodedRows:
-    """The rows of an array in a format, as an array: each slice is read and coded when it is asked for.
+    """An array whose slices are read from another array and coded on access.
 
     Args:
-        rows: All dimensions.
+        rows: Rows with all dimensions.
         storage: The format.
-        ranges: The ranges by which int8 codes are made.
+        ranges: Ranges for int8 codes.
     """
 
     def __init__(self, rows: Any, storage: StorageFormat, ranges: Ranges | None) -> None:
@@ -200,7 +199,7 @@ class _CodedRows:
         self.dtype = rows.dtype if storage.code is None else torch.int8
 
     def __getitem__(self, span: slice) -> Tensor:
-        """Return neighbouring rows in the format. All dimensions of a few rows at a time are in memory."""
+        """Return consecutive rows in the format. Only a few rows at a time are in memory with all dimensions."""
         start, stop, _ = span.indices(self.shape[0])
         pieces = [
             self._storage.of_tensor(rows_of(self._rows, piece), self._ranges)
@@ -212,7 +211,7 @@ class _CodedRows:
 
 
 def is_read(rows: Any) -> bool:
-    """Return whether rows are an array whose slices are read, and no tensor in memory."""
+    """Return whether rows are an array that is read by slices, and not a tensor in memory."""
     return is_read_by_slices(rows) and not isinstance(rows, Tensor)
 
 

@@ -1,4 +1,4 @@
-"""`compression_costs`: the metrics of truncated and quantised embeddings beside those of the whole embedding."""
+"""`compression_costs`: the metrics of truncated and quantised embeddings, compared with the whole embedding."""
 
 from __future__ import annotations
 
@@ -44,42 +44,44 @@ from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "compression_costs"
 CODES: tuple[Code, ...] = get_args(Code)
-# Share of the dimensions that are the same in all gallery items, from which they are noted.
+# A note reports dimensions that are equal in all gallery items if they exceed this share of all dimensions.
 NOTED_SHARE = 0.05
-# What is reported by default.
+# The default metrics.
 COMPARED_METRICS = ("mAP", "recall@1")
-# Other names of codes, as `quantize_embeddings` and databases have them.
+# Names of the codes in `quantize_embeddings` and in databases.
 _OTHER_NAMES: Mapping[str, Code] = {"ubinary": "binary", "bit": "binary", "sign": "binary", "uint8": "int8"}
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class CompressionVariant:
-    """A compressed form of the embeddings, and what it costs.
+    """A compressed form of the embeddings, and the metrics that it reaches.
+
+    Attributes:
+        dims: Number of dimensions, which are the first ones.
+        code: Code of each dimension, `int8` or `binary`; None if the numbers are stored unchanged.
+        bytes_per_item: Size of an item's vector in bytes.
+        report: Report of the compressed embeddings.
+        differences: Metric -> compressed minus whole, with the interval of the paired difference (see `compare_reports`).
 
     Examples:
         >>> import torch
         >>> labels = torch.arange(100) % 20
-        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.05 * torch.randn(100, 20)
-        >>> variant = compression_costs(embeddings, labels, codes="binary").variants["binary"]
-        >>> variant.dims, variant.bytes_per_item, variant.report.similarity
-        (20, 3, 'hamming')
+        >>> noise = torch.randn(100, 20, generator=torch.Generator().manual_seed(0))
+        >>> report = compression_costs(torch.eye(20)[labels] + 0.3 * noise, labels, codes="binary")
+        >>> variant = report.variants["binary"]
+        >>> variant.dims, variant.bytes_per_item, variant.report.similarity, round(variant.report.mAP, 4)
+        (20, 3, 'hamming', 0.1162)
     """
 
     dims: int
-    """number of dimensions, the first ones"""
     code: Code | None
-    """how each dimension is stored; None for a number as it is"""
     bytes_per_item: int
-    """bytes that the vector of an item takes"""
     report: RetrievalReport
-    """the report of this form"""
     differences: dict[str, Difference]
-    """metric -> the value of this form minus that of the whole embedding, with the interval of each query compared with
-    itself, see `compare_reports`"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with None for NaN."""
+        """Return plain values for JSON (NaN becomes None)."""
         return {
             "dims": self.dims,
             "code": self.code,
@@ -93,33 +95,39 @@ class CompressionVariant:
 @equal_with_nan
 @dataclass(frozen=True)
 class CompressionReport:
-    """The result of `compression_costs`; `print` shows a table for each metric.
+    """The result of `compression_costs`. `print` shows a table for each metric.
+
+    Attributes:
+        whole: Report of the whole embedding.
+        dims: Number of dimensions of the whole embedding.
+        bytes_per_item: Size of the whole embedding of an item, in bytes.
+        variants: Name, such as `dims64`, `int8` or `dims64_int8` -> compressed form, from most to fewest bytes.
+        notes: What you should know when you read the differences.
 
     Examples:
         >>> import torch
         >>> labels = torch.arange(100) % 20
-        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.05 * torch.randn(100, 20)
+        >>> noise = torch.randn(100, 20, generator=torch.Generator().manual_seed(0))
+        >>> embeddings = torch.eye(20)[labels] + 0.3 * noise
         >>> report = compression_costs(embeddings, labels, dims=10, codes="int8", metrics="mAP")
         >>> list(report.variants)
         ['dims10', 'int8', 'dims10_int8']
-        >>> print(report)  # doctest: +ELLIPSIS
-                mAP  bytes of an item   value  minus whole      its interval  beyond chance
-              whole                80  1.0000...
+        >>> print(report)  # doctest: +NORMALIZE_WHITESPACE
+                mAP  bytes per item   value  minus whole            interval  significant
+              whole              80  0.4911
+             dims10              40  0.2534      -0.2377  -0.3730 to -0.1067          yes
+               int8              20  0.4696      -0.0215  -0.0796 to +0.0283           no
+        dims10_int8              10  0.2359      -0.2552  -0.3713 to -0.1449          yes
     """
 
     whole: RetrievalReport
-    """the report of the whole embedding"""
     dims: int
-    """number of dimensions of the whole embedding"""
     bytes_per_item: int
-    """bytes that the whole embedding of an item takes"""
     variants: dict[str, CompressionVariant]
-    """`dims64`, `int8`, `dims64_int8` and so on -> this form, from the most bytes to the fewest"""
     notes: tuple[str, ...]
-    """what a reader of the differences should know"""
 
     def metrics(self) -> dict[str, float]:
-        """Return the values of the compressed forms under the names with which they are logged, such as `int8/mAP`."""
+        """Return logged name, such as `int8/mAP` -> value, for the compressed forms."""
         return {
             f"{name}/{key}": value
             for name, variant in self.variants.items()
@@ -127,18 +135,18 @@ class CompressionReport:
         }
 
     def compared(self) -> tuple[str, ...]:
-        """Return the keys of the metrics of which a form and the whole embedding have a value."""
+        """Return the keys of the metrics that a compressed form and the whole embedding have in common."""
         keys = [key for variant in self.variants.values() for key in variant.differences]
         return tuple(dict.fromkeys(keys))
 
     def __str__(self) -> str:
-        """Return a table for each metric, a form in each line, and the notes."""
+        """Return a table for each metric, with one form per line, and the notes."""
         tables = ["\n".join(table(*self._table(key))) for key in self.compared()]
         return "\n\n".join([*tables, *self.notes])
 
     def _table(self, key: str) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        """Return the heads of the columns and the cells of the table of a metric."""
-        columns = (key, "bytes of an item", "value", "minus whole", "its interval", "beyond chance")
+        """Return the column titles and the rows of the table of a metric."""
+        columns = (key, "bytes per item", "value", "minus whole", "interval", "significant")
         rows = [("whole", f"{self.bytes_per_item:,}", f"{self.whole[key]:.4f}", "", "", "")]
         for name, variant in self.variants.items():
             if key in variant.differences:
@@ -150,7 +158,7 @@ class CompressionReport:
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON, with None for NaN; of the whole embedding the compared values."""
+        """Return plain values for JSON (NaN becomes None). The whole embedding has only the compared metrics."""
         whole = self.whole.tables()
         return {
             "dims": self.dims,
@@ -184,58 +192,58 @@ def compression_costs(
     progress: Progress | None = None,
     **settings: Unpack[RetrievalOptions],
 ) -> CompressionReport:
-    """Compute what truncated and quantised embeddings lose against the whole embedding, with intervals.
+    """Return what truncated and quantised embeddings lose compared with the whole embedding, with confidence intervals.
 
-    The whole embedding is evaluated, and each compressed form of queries and gallery after it: the first dimensions, as
-    embeddings that were trained for it (Matryoshka) are truncated; codes of all dimensions; and codes of the first ones.
-    Each query is compared with itself, so that a small loss shows.
+    The whole embedding is evaluated first, then each compressed form of queries and gallery: the first dimensions (for
+    Matryoshka embeddings), codes of all dimensions, and codes of the first dimensions. The comparison is paired, query by
+    query, so that small losses show.
 
-    `int8` stores a dimension in a byte. The range of each dimension over all gallery items (over the set itself without a
-    gallery) is divided into 255 steps; the code of a number is the number of whole steps from the lowest one, minus 128. Of
-    queries beyond the range it is -128 or 127. A dimension that is the same in all items is coded as -128 in all of them.
-    Codes are compared as they are, by the similarity of the whole embedding. `binary` stores whether a number is above
-    zero, in a bit, and compares by Hamming distance. Both codes are those of
-    `sentence_transformers.util.quantize_embeddings` with the gallery as calibration embeddings. Rows are coded as they are
-    passed: pass normalised rows where they are normalised before they are stored. The first d dimensions of a form
-    with both have the codes that they have in the code of all dimensions.
+    `int8` stores a dimension in one byte. The range of each dimension over all gallery items (with one set: over the set) is
+    divided into 255 steps. The code of a number is the number of whole steps above the lowest value, minus 128. Queries
+    beyond the range have the code -128 or 127. A dimension that is equal in all items has the code -128 everywhere. Codes
+    are compared directly, with the similarity of the whole embedding. `binary` stores in one bit whether a number is above
+    zero, and compares by Hamming distance. Both codes are equal to `sentence_transformers.util.quantize_embeddings` with the
+    gallery as calibration embeddings. Rows are coded as you pass them, so normalise them if they are normalised in your
+    index. In a form with dimensions and code, the first dimensions have the same codes as in the code of all dimensions.
 
-    One form is in memory at a time, beside the embeddings and `memory_mb`: for the first d dimensions a copy of them, for a
-    code a byte for each dimension. Rows of files are truncated and coded as they are read, but for `binary`.
+    One form is in memory at a time, in addition to the embeddings and `memory_mb`: a copy of the first dimensions, or one
+    byte per dimension for a code. Rows in files are truncated and coded as they are read, except for `binary`.
 
     Args:
-        queries: As in `evaluate_retrieval`, as all arguments without an explanation here.
+        queries: (queries, dim) embeddings. Arguments with a short explanation here are as in `evaluate_retrieval`.
         query_labels: Labels of the queries.
         gallery: Items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: Labels of the gallery items.
-        dims: Numbers of dimensions, each at most that of the embeddings, such as (64, 256).
-        codes: `int8`, `binary` or both; none for `()`.
-        relevance: Who is relevant to each query, in place of labels.
+        dims: Numbers of dimensions, each at most the dimension of the embeddings, such as (64, 256).
+        codes: `int8`, `binary` or both; `()` for no codes.
+        relevance: Which items are relevant to each query, instead of labels.
         query_ids: Identity of each query.
         gallery_ids: Identity of each gallery item.
         query_groups: Group of each query.
         gallery_groups: Group of each gallery item.
-        share: Which share of the sets this process holds, where several make this call together.
-        progress: Called with the number of pairs done and the number of all pairs, of all forms together.
-        **settings: See `RetrievalSettings`.
+        share: Which part of the sets this process has, if several processes make this call together.
+        progress: Called with the number of pairs done and the number of all pairs, over all forms together.
+        **settings: `metrics`, `similarity`, `ties` and more: see `RetrievalSettings`.
 
     Returns:
-        A frozen report: the report of the whole embedding, and of each form its report, its bytes and its differences.
-        `prototype_accuracy` is left out of `binary`, since bits have no mean.
+        A frozen report: the report of the whole embedding, and the report, the bytes and the differences of each compressed
+        form. `binary` has no `prototype_accuracy`, since bits have no mean.
 
     Raises:
-        ValueError: As `evaluate_retrieval`; if `dims` and `codes` are empty, repeat themselves or do not fit the
-            embeddings; for `similarity="hamming"`, whose embeddings are codes already; or if a threshold is set for codes,
-            whose scores are others.
+        ValueError: As `evaluate_retrieval`; if `dims` and `codes` are empty, contain a value twice or do not fit the
+            embeddings; for `similarity="hamming"`, since the embeddings are then codes already; or if a threshold is set
+            together with codes, since codes have other scores.
 
     Examples:
         >>> import torch
         >>> labels = torch.arange(200) % 20
-        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.3 * torch.randn(200, 20)
-        >>> report = compression_costs(embeddings, labels, dims=(5, 10), codes="int8")
+        >>> noise = torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
+        >>> embeddings = torch.eye(20)[labels] + 0.3 * noise
+        >>> report = compression_costs(embeddings, labels, dims=10, codes="int8", metrics=("mAP",))
         >>> report.bytes_per_item, report.variants["int8"].bytes_per_item
         (80, 20)
-        >>> report.variants["dims5"].differences["mAP"].is_beyond_chance
-        True
+        >>> print(report.variants["dims10"].differences["mAP"])
+        0.2566 - 0.4591 = -0.2025 (-0.3319 to -0.0817), significant
     """
     options = cast(RetrievalOptions, {"metrics": COMPARED_METRICS, **settings})
     arguments: dict[str, Any] = {
@@ -253,12 +261,12 @@ def compression_costs(
         compression = Compression.checked(_CALL, dims, codes, checked)
         if compression.are_none:
             raise InputError(
-                f"{_CALL}: dims and codes are empty, so that there is nothing to compare. Pass dims=(64, 256), or "
+                f"{_CALL}: dims and codes are empty, so there is nothing to compare. Pass dims=(64, 256), or "
                 "codes=('int8', 'binary')."
             )
         metrics = request_of(checked).reported
         compression.refuse_threshold(metrics, checked)
-        # A wrong number is refused before the whole embedding is evaluated, if this process has items.
+        # Refuse a wrong number before the whole embedding is evaluated. A process without items cannot check.
         shape = _shape(queries)
         if len(shape) == 2 and shape[0]:
             compression.refuse_wide(int(shape[1]))
@@ -288,7 +296,7 @@ def compression_costs(
 
 @dataclass(frozen=True)
 class Compression:
-    """The compressed forms that a caller asks for, checked as far as they can be without embeddings."""
+    """The compressed forms that a caller requests, checked as far as possible without the embeddings."""
 
     call: str
     """the public function or class, for messages"""
@@ -297,7 +305,7 @@ class Compression:
 
     @classmethod
     def checked(cls, call: str, dims: Any, codes: Any, settings: RetrievalSettings) -> Compression:
-        """Return what a caller asks for, in one form.
+        """Return the checked request.
 
         Args:
             call: The public function or class, for messages.
@@ -306,7 +314,7 @@ class Compression:
             settings: The settings of the whole embedding.
 
         Raises:
-            ValueError: If a number is not positive, a name is unknown, one comes twice, or the embeddings are codes.
+            ValueError: If a number is not positive, a name is unknown, a value appears twice, or the embeddings are codes.
         """
         numbers = tuple(_number_of_dims(call, number) for number in several(dims))
         names = several(codes)
@@ -317,14 +325,14 @@ class Compression:
         compression = cls(call, numbers, names)
         if settings.similarity == "hamming" and not compression.are_none:
             raise InputError(
-                f"{call}: with similarity='hamming' the embeddings are binary codes already. Pass the embeddings before "
-                "they were coded, without similarity='hamming', or leave out dims and codes."
+                f"{call}: with similarity='hamming' the embeddings are binary codes already. Pass the original embeddings "
+                "without similarity='hamming', or leave out dims and codes."
             )
         return compression
 
     @property
     def are_none(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether nothing is requested."""
         return not self.dims and not self.codes
 
     @property
@@ -333,7 +341,7 @@ class Compression:
         return (1 + len(self.dims)) * (1 + len(self.codes)) - 1
 
     def metrics_by_name(self, metrics: Sequence[RequestedMetric]) -> dict[str, list[RequestedMetric]]:
-        """Return the name of each form -> those of the metrics that it has."""
+        """Return name of each form -> the metrics that it has."""
         return {
             storage.name: metrics_of_code(metrics, storage.code)
             for storage in storage_formats(0, self.dims, self.codes)
@@ -348,7 +356,7 @@ class Compression:
         wide = [number for number in self.dims if number > dim]
         if wide:
             raise InputError(
-                f"{self.call}: dims hold {', '.join(map(str, wide))}, and the embeddings have "
+                f"{self.call}: dims contain {', '.join(map(str, wide))}, but the embeddings have "
                 f"{counted(dim, 'dimension')}. Pass numbers up to {dim}."
             )
 
@@ -368,17 +376,17 @@ class Compression:
             value = getattr(settings, name)
             if value is not None:
                 raise InputError(
-                    f"{self.call}: {name}={value!r} holds for the scores of the embeddings, and codes have other scores. "
-                    f"Leave out {name}, so that each form has the threshold of its best F1, or pass codes=()."
+                    f"{self.call}: {name}={value!r} is a score of the embeddings, but codes have other scores. Leave out "
+                    f"{name}, so that each form uses the threshold of its best F1, or pass codes=()."
                 )
 
 
 def _number_of_dims(call: str, number: Any) -> int:
-    """Return a number of dimensions as Python's integer; refuse anything else."""
+    """Return a number of dimensions as a Python integer; refuse anything else."""
     if not hasattr(number, "__index__") or isinstance(number, bool) or number.__index__() < 1:
         raise InputError(
-            f"{call}: dims hold {number!r}. Each is a whole number of dimensions from 1 on, the first ones of an embedding: "
-            "dims=(64, 256)."
+            f"{call}: dims contain {number!r}, which is not a whole number from 1 on. Pass how many of the first dimensions "
+            "to keep, such as dims=(64, 256)."
         )
     return int(number.__index__())
 
@@ -390,23 +398,23 @@ def _check_code(call: str, name: Any) -> None:
     if meant is None and isinstance(name, str):
         near = difflib.get_close_matches(name.lower(), CODES, n=1)
         meant = cast(Code, near[0]) if near else None
-    fix = f"Did you mean {meant!r}?" if meant else f"There are {' and '.join(map(repr, CODES))}."
-    raise InputError(f"{call}: codes hold {name!r}, and there is no such code. {fix}")
+    fix = f"Did you mean {meant!r}?" if meant else f"Pass {' or '.join(map(repr, CODES))}."
+    raise InputError(f"{call}: codes contain {name!r}, but there is no such code. {fix}")
 
 
 def _refuse_repeated(call: str, argument: str, values: Sequence[Any]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise InputError(f"{call}: {argument}={tuple(values)!r} hold {value!r} more than once. Pass it once.")
+            raise InputError(f"{call}: {argument}={tuple(values)!r} contain {value!r} more than once. Pass it once.")
 
 
 def headline_metrics(metrics: Sequence[RequestedMetric]) -> list[RequestedMetric]:
-    """Return the metrics of compressed forms beside a whole report: the first one, and recall@1 if it is among them."""
+    """Return the default metrics of compressed forms: the first metric, and recall@1 if it is requested."""
     return [metric for number, metric in enumerate(metrics) if number == 0 or metric.key == "recall@1"]
 
 
 def metrics_of_code(metrics: Sequence[RequestedMetric], code: Code | None) -> list[RequestedMetric]:
-    """Return the metrics that a form with this code has: bits have no mean that could be a prototype."""
+    """Return the metrics that a form with this code has. Bits have no mean, and so no prototype."""
     return [metric for metric in metrics if code != "binary" or metric.metric.input != "prototypes"]
 
 
@@ -414,7 +422,7 @@ def metrics_of_code(metrics: Sequence[RequestedMetric], code: Code | None) -> li
 
 
 class _CompressionInputs(NamedTuple):
-    """The rows of this process, as they are truncated and coded."""
+    """The rows of this process, before they are truncated and coded."""
 
     queries: Any
     gallery: Any | None
@@ -436,17 +444,17 @@ def costs_beside(
     share: Share = EVERYTHING,
     progress: Progress | None = None,
 ) -> CompressionReport:
-    """Evaluate compressed forms of embeddings whose report is known. *Collective*.
+    """Return the report on compressed forms of embeddings that were already evaluated. *Collective*.
 
     Args:
-        whole: The report of the embeddings with these arguments and settings; its metrics may be more.
+        whole: Report of the embeddings with these arguments and settings; it may have more metrics.
         compression: The forms; at least one.
         queries: Queries of this process.
-        arguments: Gallery, labels, ids, groups and relevance by their names in `evaluate_retrieval`, those of this process.
-        settings: The settings of the report.
-        metrics: The metrics of the forms.
-        share: Which share of the sets this process holds.
-        progress: As in `compression_costs`, where the whole embedding is the first of the evaluations.
+        arguments: Gallery, labels, ids, groups and relevance of this process, by their names in `evaluate_retrieval`.
+        settings: Settings of the report.
+        metrics: Metrics of the forms.
+        share: Which part of the sets this process has.
+        progress: As in `compression_costs`. The whole embedding counts as the first evaluation.
 
     Raises:
         ValueError: As `compression_costs` does.
@@ -459,8 +467,8 @@ def costs_beside(
     compression.refuse_wide(sets.dim)
     if sets.are_bytes and "int8" in compression.codes:
         raise InputError(
-            f"{compression.call}: the embeddings are integers of one byte already. Pass them before they were coded, or "
-            "leave 'int8' out of codes."
+            f"{compression.call}: the embeddings are integers of one byte already. Pass the original embeddings, or leave "
+            "'int8' out of codes."
         )
     ranges = _ranges(compression, sets, share.processes)
     variants = {}
@@ -486,7 +494,7 @@ def costs_beside(
 
 
 def _read(queries: Any, gallery: Any | None, processes: Processes) -> _CompressionInputs:
-    """Return rows as tensors on the CPU, or as other arrays, with dimension and type in all processes. *Collective*."""
+    """Return tensors on the CPU, or other arrays, with the dimension and type over all processes. *Collective*."""
     queries = without_arrow(queries, "queries", _CALL)
     gallery = without_arrow(gallery, "gallery", _CALL)
     query_rows = _rows("queries", queries)
@@ -504,7 +512,7 @@ def _read(queries: Any, gallery: Any | None, processes: Processes) -> _Compressi
 
 
 def _shape(rows: Any) -> Sequence[int]:
-    """Return the shape of an array; nothing for anything else, and for a nested tensor, which has none."""
+    """Return the shape of an array; empty for anything else, and for nested tensors."""
     if isinstance(rows, torch.Tensor) and rows.is_nested:
         return ()
     shape: Sequence[int] = getattr(rows, "shape", ())
@@ -516,7 +524,7 @@ def _rows(name: str, rows: Any) -> Any:
 
 
 def _of_dim(rows: Any, dim: int) -> Any:
-    """Return rows; those of a process without items with the dimension of the others."""
+    """Return the rows. A process without items gets an empty tensor with this dimension."""
     return rows if rows.shape[0] else torch.empty(0, dim)
 
 
@@ -534,7 +542,7 @@ def _ranges(compression: Compression, sets: _CompressionInputs, processes: Proce
 def _settings_of(
     storage: StorageFormat, settings: RetrievalSettings, metrics: Sequence[RequestedMetric]
 ) -> RetrievalSettings:
-    """Return the settings of a form: with its metrics, and without settings that none of them needs."""
+    """Return the settings of a form: with its metrics, and without settings that these do not need."""
     changes: dict[str, Any] = {"metrics": tuple(metrics)}
     if not any(metric.metric.input == "groups" for metric in metrics):
         changes["label_groups"] = "auto"
@@ -554,21 +562,21 @@ def _notes(compression: Compression, ranges: Ranges | None, dim: int) -> tuple[s
     same_bits = ranges.constant_bits()
     if "int8" in compression.codes and same_dims > NOTED_SHARE * dim:
         notes.append(
-            f"{same_dims:,} of {counted(dim, 'dimension')} {verb(same_dims, 'is', 'are')} the same in all gallery items; "
-            f"int8 codes each as {LOWEST_CODE}, which makes all codes more alike."
+            f"{same_dims:,} of {counted(dim, 'dimension')} {verb(same_dims, 'is', 'are')} equal in all gallery items. int8 "
+            f"codes each as {LOWEST_CODE}, which makes all codes more similar."
         )
     untold_dims = ranges.untold_dims() if "int8" in compression.codes else 0
     if untold_dims:
         notes.append(
-            f"{untold_dims:,} of {counted(dim, 'dimension')} {verb(untold_dims, 'has', 'have')} a narrow range far from "
-            "0, or a tiny one: float32, in which int8 codes are computed, does not tell their values apart, so that these "
-            "codes say little. Subtract "
-            "the mean of the gallery from all embeddings, and divide them by their largest number."
+            f"{untold_dims:,} of {counted(dim, 'dimension')} {verb(untold_dims, 'has', 'have')} a tiny range, or a narrow "
+            "range far from 0. int8 codes are computed in float32, which cannot distinguish these values, so the codes "
+            "carry little information. Subtract the mean of the gallery from all embeddings, and divide them by their "
+            "largest number."
         )
     if "binary" in compression.codes and same_bits > NOTED_SHARE * dim:
         notes.append(
-            f"{same_bits:,} of {counted(dim, 'bit')} {verb(same_bits, 'is', 'are')} the same in all gallery items, and "
-            f"{verb(same_bits, 'tells', 'tell')} none from another. If numbers are not spread around zero, subtract the "
-            "mean of the training set before they are coded."
+            f"{same_bits:,} of {counted(dim, 'bit')} {verb(same_bits, 'is', 'are')} equal in all gallery items and "
+            f"{verb(same_bits, 'carries', 'carry')} no information. If the embeddings are not centred around zero, subtract "
+            "the mean of the training set before you code them."
         )
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""The number of operations and the memory of an evaluation, before it starts."""
+"""The number of operations and the memory that an evaluation will need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,27 @@ _BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "flo
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The size of an exact evaluation of queries against the whole gallery.
+    """The size of an exact evaluation of queries against the whole gallery; the result of `plan_evaluation`.
+
+    Attributes:
+        queries: Number of evaluated queries: all, or the sample that `max_queries` draws.
+        gallery: Number of gallery items.
+        dim: Components of an embedding.
+        pairs: Number of query-candidate pairs. Each of them is scored.
+        floating_point_operations: Operations of the matrix product: one multiplication and one addition per component of
+            each pair.
+        query_bytes: Size of the embeddings of all queries, in their dtype.
+        gallery_bytes: Size of the gallery embeddings. With one set, they are the same tensor as the queries.
+        copy_bytes: Size of the float32 copies of queries and gallery for embeddings in half precision or in bytes. One set
+            needs one copy.
+        matrix_bytes: Size that the similarity matrix would have in float32. It is never made.
+        memory_bytes: Memory budget beyond the embeddings.
+        needed_bytes: Part of the budget that counters and tiles need. The rest caches operands between tiles.
+        least_bytes: Smallest possible budget.
+        tile: Number of queries and of gallery items that are scored at once.
+        tiles: Number of tiles.
+        area_passes: Additional passes over all pairs that `auc_pr` and `pair_auroc` may need: one for each part of the
+            relevant scores that fits into the budget.
 
     Examples:
         >>> plan = plan_evaluation(1000, 1000, 64)
@@ -26,34 +46,20 @@ class EvaluationPlan:
     """
 
     queries: int
-    """queries that are evaluated: all, or those that `max_queries` draws"""
     gallery: int
     dim: int
     pairs: int
-    """query-candidate pairs, each of which is scored"""
     floating_point_operations: int
-    """operations of the matrix product: one multiplication and one addition for each component of each pair"""
     query_bytes: int
-    """size of the embeddings of all queries, in their dtype"""
     gallery_bytes: int
-    """size of the gallery embeddings; with one set they are the same tensor"""
     copy_bytes: int
-    """size of the float32 copies, of queries and gallery, that embeddings in half precision are compared as; one set has
-    one copy"""
     matrix_bytes: int
-    """size that the similarity matrix would have in float32; it is never made"""
     memory_bytes: int
-    """memory budget beyond the embeddings"""
     needed_bytes: int
-    """part of the budget that counters and tiles take; the rest caches operands between tiles"""
     least_bytes: int
-    """smallest budget that can be kept"""
     tile: tuple[int, int]
-    """queries and gallery items that are scored at once"""
     tiles: int
     area_passes: int
-    """passes over all pairs that `auc_pr` and `pair_auroc` may take beyond those of other metrics: one for each part of the
-    scores of relevant pairs that the budget has room for"""
 
 
 def plan_evaluation(
@@ -66,20 +72,20 @@ def plan_evaluation(
     max_queries: int | None = None,
     dtype: EmbeddingType = "float32",
 ) -> EvaluationPlan:
-    """Return the number of pairs and operations, the memory and the tile size of an evaluation, before it runs.
+    """Return the number of pairs and operations, the memory and the tile size that an evaluation will need.
 
     Args:
         queries: Number of queries; for one set (leave-one-out) equal to `gallery`.
         gallery: Number of gallery items.
         dim: Components of an embedding.
-        memory_mb: Budget beyond the embeddings, in MB; None is 512, infinity no limit.
-        relevant: Number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
-        max_queries: Number of queries that are drawn for an estimate; None evaluates all queries. Grouped Recall, which
-            is computed for all queries, is not counted.
+        memory_mb: Budget beyond the embeddings, in MB; None is 512, infinity is no limit.
+        relevant: Number of relevant items of a typical query, 0 or more. More relevant items make tiles narrower.
+        max_queries: Number of queries that are drawn for an estimate; None evaluates all queries. Grouped Recall is not
+            counted, although it is computed for all queries.
         dtype: Dtype of the embeddings: `int8`, `uint8`, `float16`, `bfloat16`, `float32` or `float64`.
 
     Returns:
-        A frozen plan; all sizes are in bytes.
+        A frozen plan. All sizes are in bytes.
 
     Raises:
         ValueError: If a number is not whole, `queries`, `gallery`, `dim`, `max_queries` or `memory_mb` is not positive,
@@ -111,7 +117,7 @@ def plan_evaluation(
     layout = plan_layout(max(budget, least), evaluated, gallery, dim, relevant * evaluated, two_operands=True)
     pairs = evaluated * gallery
     is_one_set = queries == gallery and evaluated == queries
-    scores_of_relevant = math.ceil(relevant * evaluated / (2 if is_one_set else 1))  # one for both pairs of two items
+    scores_of_relevant = math.ceil(relevant * evaluated / (2 if is_one_set else 1))  # (a, b) and (b, a) share one score
     copied_rows = 0
     if _BYTES[dtype] < 4:
         copied_rows = gallery if queries == gallery else queries + gallery

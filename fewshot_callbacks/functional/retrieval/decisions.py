@@ -1,11 +1,11 @@
 """Decisions over all pairs: each query-candidate pair is accepted if its score reaches a threshold.
 
-`decide` finds the thresholds that a report shows (`OperatingPoint`, `ErrorRatePoint`). Most of them are answers of questions
-(`engine/pooled/questions.py`), such as `BestF1`, and so relevant scores. Two are not: a fixed threshold, and the largest
-threshold that is allowed, where only scores above it reach a precision (`_OperatingPoints.at_precision`).
+`decide` finds the thresholds of a report (`OperatingPoint`, `ErrorRatePoint`). Most of them are the scores of relevant pairs
+that the searches in `engine/pooled/questions.py` find, such as `BestF1`. There are two exceptions: a fixed threshold, and
+the largest allowed threshold if only scores above it reach a precision (`_OperatingPoints.at_precision`).
 
 The metrics `pair_f1`, `pair_precision`, `pair_recall` and `pair_threshold` read `PooledDecisions.decision`: the point of
-`BestF1`, unless a threshold was fixed. Pairs with equal scores are accepted together, so that no rule for ties is needed.
+`BestF1`, unless a threshold was fixed. Pairs with equal scores are accepted together, so no rule for ties is needed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts, count_pairs, first_with_at_most, to_user
 
 CURVE_POINTS = 200
-# So many passes over all pairs are announced, by which the rest takes a small part of the time, if they score so many pairs,
-# which takes a second or more.
+# A warning announces this many passes over all pairs (the other work is then negligible) if they score at least
+# `MANY_SCORED` pairs, which takes a second or more.
 MANY_PASSES = 20
 MANY_SCORED = 2**27
 
@@ -47,36 +47,40 @@ MANY_SCORED = 2**27
 @equal_with_nan
 @dataclass(frozen=True)
 class PooledDecisions:
-    """The operating points of one evaluation."""
+    """The decisions over all pairs of one evaluation: operating points, areas and curves.
+
+    Attributes:
+        best_f1: Point with the best F1.
+        at_precision: Requested precision -> point of the smallest relevant score that reaches it.
+        at_threshold: Fixed threshold -> point at this threshold.
+        at_false_match_rate: Requested false match rate -> point of the smallest relevant score that keeps it.
+        equal_error_rate: Rate at which false matches and false non-matches are equally frequent; None if not requested.
+        auc_pr: Bounds on the area under the pooled precision-recall curve, the sum of precision times the step in recall.
+        curve: (threshold, precision, recall) by ascending recall, thinned. Precision is within the enclosure of its bin.
+        pair_counts: Numbers of pairs at a few hundred thresholds, including the thresholds of the points.
+        passes: How often all pairs were scored.
+        auroc: Probability that a relevant pair scores higher than an irrelevant pair, with ties as one half; None if not
+            requested.
+    """
 
     best_f1: OperatingPoint
     at_precision: dict[float, OperatingPoint]
-    """for each requested precision, the point of the smallest relevant score that has at least this precision"""
     at_threshold: dict[float, OperatingPoint]
-    """for each fixed threshold, the point at it"""
     at_false_match_rate: dict[float, ErrorRatePoint]
-    """for each requested rate, the point of the smallest relevant score that does not exceed it"""
     equal_error_rate: float | None
-    """None if it was not requested"""
     auc_pr: Enclosure = field(compare=False)
-    """area under the pooled precision-recall curve, as the sum of precision times the step in recall"""
     curve: tuple[tuple[float, float, float], ...] = field(compare=False, repr=False)
-    """thinned: threshold, precision and recall, by ascending recall; precision within the enclosure of its bin"""
     pair_counts: PairCounts = field(compare=False, repr=False)
-    """the pairs at a few hundred thresholds, those of the points above among them"""
     passes: int = field(compare=False, repr=False)
-    """how often all pairs had to be scored"""
     auroc: float | None = None
-    """share of relevant pairs and negatives, two at a time, in which the relevant one scores higher, where a tie is one
-    half; None if it was not requested"""
 
     @property
     def decision(self) -> OperatingPoint:
-        """The point at the first fixed threshold; without fixed thresholds the point of the best F1."""
+        """The point at the first fixed threshold; without a fixed threshold, the point with the best F1."""
         return next(iter(self.at_threshold.values()), self.best_f1)
 
     def __str__(self) -> str:
-        """Return the points, one in a line."""
+        """Return one point per line."""
         lines = [f"best F1: {self.best_f1}"]
         lines += [f"given threshold: {point}" for point in self.at_threshold.values()]
         lines += [f"precision of at least {precision:g}: {point}" for precision, point in self.at_precision.items()]
@@ -93,26 +97,26 @@ class PooledDecisions:
 
 @dataclass(frozen=True)
 class PooledRequest:
-    """The pooled metrics that are requested, with their settings in the units of the data."""
+    """The requested pooled metrics, with their settings in the units of the data."""
 
     precisions: Sequence[float] = ()
     allowed_thresholds: tuple[float, float] = (-math.inf, math.inf)
-    """the smallest and the largest threshold that may be chosen for recall at a fixed precision"""
+    """the smallest and the largest allowed threshold for recall at a fixed precision"""
     thresholds: Sequence[float] = ()
     """fixed thresholds at which precision, recall and F1 are requested"""
     false_match_rates: Sequence[float] = ()
     equal_error_rate: bool = False
     average_precision: bool = False
-    """whether the area under the precision-recall curve is requested exactly; it is always enclosed by bounds"""
+    """whether the exact area under the precision-recall curve is requested; without it there are bounds"""
     auroc: bool = False
     """whether the area under the ROC curve is requested"""
 
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
-        """Return the questions about relevant scores: best F1, precisions, false match rates, equal error rate.
+        """Return the searches among relevant scores: best F1, precisions, false match rates, equal error rate.
 
         Args:
-            low: The smallest exact score that may be the threshold of a precision.
-            high: The largest exact score that may be it.
+            low: Smallest exact score that may be the threshold of a precision.
+            high: Largest exact score that may be the threshold of a precision.
         """
         questions: list[Question] = [BestF1()]
         questions += [at_precision(precision, low, high) for precision in self.precisions]
@@ -123,10 +127,10 @@ class PooledRequest:
 
 
 class _OperatingPoints:
-    """The operating points of an evaluation, in the units of the data. All methods are collective.
+    """The operating points of an evaluation, in the units of the data. All methods are *Collective*.
 
     Args:
-        search: A search that has found its answers.
+        search: A completed search.
     """
 
     def __init__(self, search: ThresholdSearch) -> None:
@@ -136,7 +140,7 @@ class _OperatingPoints:
         self._negatives = search.negatives
 
     def best_f1(self, answer: Accepted | None) -> OperatingPoint:
-        """Return the point of the best F1, given the answer of `BestF1`; NaN if there are no relevant pairs."""
+        """Return the point with the best F1, given the answer to `BestF1`; NaN if there are no relevant pairs."""
         return self._no_point() if answer is None else self._point_of(answer)
 
     def at_threshold(self, threshold: float) -> OperatingPoint:
@@ -150,13 +154,13 @@ class _OperatingPoints:
         """Return the point of the smallest relevant score with a precision, or of the largest threshold; else NaN.
 
         Args:
-            answer: The smallest relevant score with this precision.
-            precision: The least precision.
+            answer: The smallest relevant score with this precision; None if there is none.
+            precision: The smallest accepted precision.
             allowed_thresholds: The smallest and the largest threshold, in the units of the data.
         """
         if answer is not None:
             return self._point_of(answer)
-        # Of the thresholds between two relevant scores none accepts fewer negatives than the highest.
+        # Among thresholds between two relevant scores, the highest accepts the fewest negatives.
         _, largest = allowed_thresholds
         accepted = self._search.accepted(float(self._vectors.scale.from_user(largest)))
         pairs = accepted.true_positives + accepted.false_positives
@@ -169,16 +173,16 @@ class _OperatingPoints:
         return self._point(to_user(self._vectors, answer.score), answer)
 
     def _point(self, threshold: float, accepted: Accepted) -> OperatingPoint:
-        """Return the point at a threshold in the units of the data, given what it accepts."""
+        """Return the point at a threshold in the units of the data, given the accepted pairs."""
         rejected = self._grid.total - accepted.true_positives
         return OperatingPoint(threshold, accepted.true_positives, accepted.false_positives, rejected)
 
     def _no_point(self) -> OperatingPoint:
-        """Return the point where no threshold meets the request."""
+        """Return the point for a request that no threshold meets."""
         return self._point(math.nan, Accepted(math.nan, 0, 0))
 
     def at_rate(self, answer: Accepted | None) -> ErrorRatePoint:
-        """Return verification at a false match rate, given the smallest relevant score that keeps it."""
+        """Return the point at a false match rate, given the smallest relevant score that keeps it."""
         if not self._negatives.total:
             return ErrorRatePoint(math.nan, math.nan, math.nan)
         if answer is None:
@@ -190,7 +194,7 @@ class _OperatingPoints:
         )
 
     def equal_error_rate(self, answer: Accepted | None) -> float:
-        """Return the rate at which FNMR and FMR cross, at this relevant score or just above it; NaN if they do not."""
+        """Return the rate at which FNMR and FMR cross, at this relevant score or just above; NaN if they do not cross."""
         if answer is None or not self._negatives.total:
             return math.nan
         relevant = self._grid.total
@@ -203,7 +207,7 @@ class _OperatingPoints:
         return equal_error_rate(fnmr, fmr, fnmr_above, fmr_above)
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
-        """Return thresholds, precisions and recalls at relevant scores that are about evenly spaced in recall."""
+        """Return threshold, precision and recall at relevant scores that are about evenly spaced in recall."""
         grid = self._grid
         if not grid.total:
             return ()
@@ -218,7 +222,7 @@ class _OperatingPoints:
 
 
 def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
-    """Return the operating points of an evaluation; each is exact, and the area is enclosed by proved bounds. Collective.
+    """Return the exact operating points of an evaluation, and proved bounds on the area. *Collective*.
 
     Args:
         pooled: Counts of all pairs.
@@ -253,9 +257,9 @@ def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
 
 
 def _areas(pooled: PooledPairs, search: ThresholdSearch, request: PooledRequest) -> tuple[Enclosure, float | None]:
-    """Return the area under the precision-recall curve, and under the ROC curve if it is requested. Collective."""
+    """Return the areas under the precision-recall curve and, if requested, under the ROC curve. *Collective*."""
     areas = PooledAreas(pooled, search.grid)
-    # Codes have few distinct scores, all of which can be closed.
+    # Codes have few distinct scores, so the exact area is cheap.
     is_exact = request.average_precision or pooled.vectors.scale.similarity == "hamming"
     if is_exact or request.auroc:
         _announce_passes(pooled, areas.expected_passes())
@@ -268,13 +272,13 @@ def _areas(pooled: PooledPairs, search: ThresholdSearch, request: PooledRequest)
 
 
 def _announce_passes(pooled: PooledPairs, passes: int) -> None:
-    """Warn if the areas take many passes over all pairs."""
+    """Warn if the areas need many passes over all pairs."""
     relevant = pooled.grid.total
     is_long = passes >= MANY_PASSES and passes * (relevant + pooled.negatives.total) >= MANY_SCORED
     if is_long and pooled.vectors.processes.rank == 0:
         warnings.warn(
-            f"evaluate_retrieval: auc_pr and pair_auroc take up to {passes} more passes over all pairs, since the scores of "
-            f"{relevant:,} relevant pairs exceed the budget. Pass a larger memory_mb: twice as much takes at most half as "
-            "many passes. Or leave these metrics out.",
+            f"evaluate_retrieval: auc_pr and pair_auroc need up to {passes} more passes over all pairs, because the scores "
+            f"of {relevant:,} relevant pairs exceed the budget. Pass a larger memory_mb (twice as much needs at most half "
+            "as many passes), or leave these metrics out.",
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""`evaluate_retrieval`: every metric of a set of embeddings from one pass over its pairs."""
+"""`evaluate_retrieval`: all metrics of a set of embeddings, from one pass over its pairs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from fewshot_callbacks.system.words import counted, none_has, verb, with_article
 
 
 class NothingToRetrieveError(InputError):
-    """Raised where no query has a relevant candidate, which a larger set may have."""
+    """Raised if no query has a relevant candidate. A larger set may have one."""
 
 
 @takes(RetrievalOptions)
@@ -78,53 +78,54 @@ def evaluate_retrieval(
     progress: Progress | None = None,
     **settings: Unpack[RetrievalOptions],
 ) -> RetrievalReport:
-    """Compute exact retrieval metrics over all pairs of queries and gallery, in bounded memory.
+    """Return exact retrieval metrics over all pairs of queries and gallery items, computed in bounded memory.
 
-    With one set, each item is a query against all others (leave-one-out; the item itself is never a candidate). With
-    two sets, the queries search the gallery. A candidate is relevant if it has the query's label. No ranking is
-    truncated and no matrix of all similarities is made. The result does not depend on the order of the data, the number
-    of threads or the memory budget.
+    With one set, each item searches all other items (leave-one-out; an item is never a candidate for itself). With two sets,
+    the queries search the gallery. A candidate is relevant if it has the label of the query. Rankings are not truncated, and
+    the matrix of all similarities is never in memory. The result does not depend on the order of the data, the number of
+    threads or the memory budget.
 
     Args:
         queries: (queries, dim) floating-point tensor, array or list of rows, finite.
         query_labels: (queries,) integers of any value, or strings: a tensor, array, list or column of a table. Ids and
-            groups take the same forms. For strings, the report lists them in `label_names` and reports the values of
-            classes by string.
+            groups have the same forms. The report lists strings in `label_names` and gives values per class by string.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
-        gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
-            never relevant, but it takes up ranks.
-        relevance: Who is relevant to each query, in place of labels: judgements with grades, lists of relevant and ignored
-            items, or several labels for each item. See `Relevance`.
-        query_ids: (queries,) identity of each query, where some come several times, as a sampler may give them: the first
-            of each id is counted, with one set also as a candidate. With `gallery_ids`, a query's own copy in the gallery
-            is not a candidate.
-        gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
-        query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
-            group are left out of its ranking, and count neither as hits nor as misses.
+        gallery_labels: (gallery,) labels of the gallery items. An item with a label that no query has is a distractor: it is
+            never relevant, but it occupies a rank.
+        relevance: Which items are relevant to each query, instead of labels: graded judgements, lists of relevant and
+            ignored items, or several labels per item. See `Relevance`.
+        query_ids: (queries,) identity of each query. If an id is repeated, as samplers do, only its first item counts, also
+            as a candidate if there is one set. With `gallery_ids`, a gallery item with the query's id is not a candidate.
+        gallery_ids: (gallery,) identity of each gallery item. Only the first item of each id is a candidate.
+        query_groups: (queries,) group of each query, for instance the video that a frame is from. Candidates of the query's
+            own group are left out of its ranking: they are neither hits nor misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        slices: Attribute -> its value for each query, integers or strings, such as `{"camera": cameras}`. `of_slices` of the
-            report has the metrics of each value, and `compare_slices` compares them with those of another report. An
-            attribute has at most a tenth as many values as there are classes, so divide numbers such as ages into bins.
-        share: Which share of the sets this process holds, where several make this call together.
-        progress: Called with the number of pairs done and the number of all pairs. Where thresholds may need further passes
-            over the pairs, the first counts as nine tenths of them.
-        **settings: See `RetrievalSettings`.
+        slices: Attribute -> its value for each query, integers or strings, such as `{"camera": cameras}`.
+            `report.of_slices` returns the metrics for each value, and `compare_slices` compares two reports slice by slice.
+            An attribute can have 30 values, or a tenth of the number of classes if that is more. Divide ages into bins.
+        share: Which part of the sets this process has, if several processes make this call together.
+        progress: Called with the number of pairs done and the number of all pairs. If thresholds may need further passes
+            over the pairs, the first pass counts as 90 % of all pairs.
+        **settings: `metrics`, `similarity`, `ties`, `memory_mb` and more: see `RetrievalSettings`.
 
     Returns:
-        A frozen report. Its means lie in [0, 1]; larger is better. Queries without a match, that is, without a relevant
-        candidate, are left out of every mean; the report counts them in `queries_without_match`.
+        A frozen report. Its means are in [0, 1], and larger is better. Queries without a match, that is, without a relevant
+        candidate, are left out of every mean. `queries_without_match` counts them.
 
     Raises:
-        ValueError: If a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, `gallery_ids` are
-            given without a gallery, or no query has a relevant candidate.
+        ValueError: If a shape, type or setting is wrong, embeddings contain NaN or Inf, a set is empty, `gallery_ids` are
+            passed without a gallery, or no query has a relevant candidate.
 
     Examples:
         >>> import torch
         >>> labels = torch.arange(100) % 20
-        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.05 * torch.randn(100, 20)
-        >>> report = evaluate_retrieval(embeddings, labels)
-        >>> 0.9 < report.mAP <= 1.0, report.queries_without_match
-        (True, 0)
+        >>> noise = torch.randn(100, 20, generator=torch.Generator().manual_seed(0))
+        >>> report = evaluate_retrieval(torch.eye(20)[labels] + 0.3 * noise, labels)
+        >>> round(report.mAP, 4), report["recall@1"], round(report["pair_f1"], 4)
+        (0.4911, 0.53, 0.4563)
+        >>> low, high = report.intervals["mAP"]
+        >>> f"{low:.4f} to {high:.4f}"
+        '0.4121 to 0.5706'
     """
     started = time.perf_counter()
     processes = share.processes
@@ -132,8 +133,8 @@ def evaluate_retrieval(
         checked = from_keywords(evaluate_retrieval, settings)
         if not isinstance(relevance, Relevance | None):
             raise InputError(
-                f"{CALL}: relevance is {with_article(type(relevance).__name__)}. Pass "
-                "Relevance.from_judgements(judgements, query_ids, gallery_ids), from_label_sets or from_lists."
+                f"{CALL}: relevance is {with_article(type(relevance).__name__)}, not a Relevance. Pass "
+                "Relevance.from_judgements(judgements, query_ids, gallery_ids), or use from_label_sets or from_lists."
             )
         ids_and_groups = {
             "query_ids": query_ids,
@@ -166,7 +167,7 @@ def evaluate_retrieval(
 def _refuse_other_settings(
     share: Share, settings: RetrievalSettings, relevance: Relevance | None, slices: Mapping[str, Any]
 ) -> None:
-    """Refuse processes that were called with different settings; only the device may differ. *Collective*."""
+    """Raise an error if the processes have different settings. Only the device may differ. *Collective*."""
     arguments = {name: value for name, value in settings.arguments().items() if name != "device"}
     arguments["slices"] = tuple(sorted(slices))
     if share.processes.count > 1:
@@ -175,7 +176,7 @@ def _refuse_other_settings(
 
 
 def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: Progress | None) -> RetrievalReport:
-    """Return the report of some inputs, without its duration; it is the same in every process. Collective."""
+    """Return the report, without its duration. It is the same in every process. *Collective*."""
     processes = inputs.processes
     sample = _draw(inputs, settings)
     device = compute_device(CALL, "cpu" if settings.similarity == "hamming" else settings.device)
@@ -207,7 +208,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             raise NothingToRetrieveError(_no_match(sample))
         pooled, consistency = _decide_pooled(result.pooled, sample, request)
         matches = result.matches
-        del result  # collected pairs and cached scores take most of the budget
+        del result  # its collected pairs and cached scores take most of the budget
         notes = _notes_on_sample(inputs, sample, settings)
         notes += sample.notes_on_copies(sample.copies_of_queries, per_query.effect_of_copies())
         notes += notes_on(vectors, sample.gallery.places, per_query.relevant, per_query.tied)
@@ -231,12 +232,12 @@ def _budget(settings: RetrievalSettings, device: torch.device) -> float:
 def _decide_pooled(
     pairs: PooledPairs | None, sample: RetrievalInputs, request: RetrievalRequest
 ) -> tuple[PooledDecisions | None, dict[float, ThresholdConsistency]]:
-    """Return the pooled metrics, and the threshold consistency for each largest false match rate. Collective.
+    """Return the pooled metrics, and largest false match rate -> threshold consistency. *Collective*.
 
     Args:
         pairs: Counts of all pairs; None if no metric needs them.
         sample: The queries that are evaluated.
-        request: What is asked for.
+        request: What the settings ask for.
     """
     if pairs is None:
         return None, {}
@@ -251,10 +252,10 @@ def _decide_pooled(
 
 
 def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInputs:
-    """Return the inputs with the queries that are evaluated: all, or `max_queries`, of each class in proportion to its size.
+    """Return the inputs with all queries, or with `max_queries` of them, from each class in proportion to its size.
 
-    Systematic sampling: queries are sorted by class, in random order within a class; every n-th is drawn, from a random
-    start.
+    This is systematic sampling: queries are sorted by class, in random order within a class, and every n-th query is drawn
+    from a random start.
     """
     labels = inputs.queries.labels
     count = settings.max_queries
@@ -270,9 +271,9 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
 
 
 def _copies_of_queries(sample: RetrievalInputs, settings: RetrievalSettings) -> Int[Tensor, "own"] | None:
-    """Return the number of copies of each query of this process; None if no note will say how they change values.
+    """Return the number of copies of each query of this process; None if no note will report their effect.
 
-    By an inner product, a longer vector may score higher than the copy of a query, so that ranks do not show the copies.
+    With the inner product, a longer vector may score higher than a query's copy, so ranks do not reveal copies.
     """
     if sample.copies_of_queries is None or not sample.copies_of_queries.is_noted or settings.similarity == "dot":
         return None
@@ -280,12 +281,12 @@ def _copies_of_queries(sample: RetrievalInputs, settings: RetrievalSettings) -> 
 
 
 def _notes_on_sample(inputs: RetrievalInputs, sample: RetrievalInputs, settings: RetrievalSettings) -> list[str]:
-    """Return a note on a sample of the queries."""
+    """Return a note if only a sample of the queries was evaluated."""
     if sample.drawn is None:
         return []
     return [
-        f"An estimate: {len(sample.drawn):,} of {len(inputs.queries.labels):,} queries were drawn (seed "
-        f"{settings.seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries."
+        f"These are estimates from {len(sample.drawn):,} of {len(inputs.queries.labels):,} queries, drawn with seed "
+        f"{settings.seed}. The intervals show the uncertainty. Grouped Recall is computed for all queries."
     ]
 
 
@@ -295,7 +296,7 @@ def _notes_on_values(
     pooled: PooledDecisions | None,
     consistency: Mapping[float, ThresholdConsistency],
 ) -> list[str]:
-    """Return notes on a relevance that was given, on rates of few pairs, and on thresholds of classes."""
+    """Return notes on the `relevance` that was passed, on rates that need more pairs, and on thresholds of classes."""
     notes: list[str] = []
     if given is not None:
         notes += given.notes + _note_of_grades(given, settings)
@@ -318,7 +319,7 @@ def _summarised(
     notes: tuple[str, ...],
     memory_note: str | None,
 ) -> RetrievalReport:
-    """Return the report with the values that are asked for, and their intervals."""
+    """Return the report with the requested values and their intervals."""
     labels = sample.queries.labels
     computed = {"pairs": pooled, "classes": consistency, "groups": grouped}
     values, intervals = _values_and_intervals(settings, per_query, labels, computed)
@@ -358,8 +359,8 @@ def _summarised(
 
 
 def _notes_on_one_kind(settings: RetrievalSettings, values: Mapping[str, float]) -> tuple[str, ...]:
-    """Return a note on the metrics that are NaN because they compare relevant candidates with irrelevant ones."""
-    # Metrics of thresholds of classes, and those of users, have notes of their own.
+    """Return a note on metrics that are NaN because no candidate is irrelevant."""
+    # Metrics of class thresholds and custom metrics have their own notes.
     undefined = [
         requested.key
         for requested in request_of(settings).reported
@@ -370,19 +371,21 @@ def _notes_on_one_kind(settings: RetrievalSettings, values: Mapping[str, float])
     if not undefined:
         return ()
     verb = "is" if len(undefined) == 1 else "are"
-    return (f"{', '.join(undefined)} {verb} NaN: no query has an irrelevant candidate to compare its matches with.",)
+    return (
+        f"{', '.join(undefined)} {verb} NaN: no query has an irrelevant candidate, and without one they are not defined.",
+    )
 
 
 def _values_and_intervals(
     settings: RetrievalSettings, per_query: PerQuery, labels: Int[Tensor, "queries"], computed: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Interval]]:
-    """Return the values that are asked for, and their intervals, by key.
+    """Return key -> value, and key -> interval, for the requested metrics.
 
     Args:
         settings: Settings of the evaluation.
         per_query: The metrics of each query.
         labels: The label of each query.
-        computed: What other metrics are computed from; None where that is missing, so that they are left out.
+        computed: Input -> what its metrics are computed from; None if it is missing, which leaves the metrics out.
     """
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
@@ -410,7 +413,7 @@ def _values_and_intervals(
 def _tie_ranges(
     settings: RetrievalSettings, per_query: PerQuery, labels: Int[Tensor, "queries"]
 ) -> dict[str, TieRange]:
-    """Return the metrics of ranks that are asked for, with relevant items last, and first, among equal scores."""
+    """Return key -> range over the orders of equal scores, for the requested metrics of ranks."""
     ranges: dict[str, TieRange] = {}
     for requested in request_of(settings).reported:
         if requested.of_queries not in per_query.values_of_tied:
@@ -427,7 +430,7 @@ def _tie_ranges(
 def _grouped(
     sets: RetrievalInputs, settings: RetrievalSettings, matches: Matches | None, threads: int
 ) -> tuple[GroupedRecall | None, list[str]]:
-    """Return Grouped Recall, or a note on why it is left out: the other metrics stand without it. Collective.
+    """Return Grouped Recall, or None and a note on why it is left out. *Collective*.
 
     Args:
         sets: Queries and gallery.
@@ -454,12 +457,12 @@ def _grouped(
 
 
 def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) -> str:
-    """Return a note: Grouped Recall needs more classes, or smaller groups.
+    """Return the note that Grouped Recall needs more classes or smaller groups.
 
     Args:
         settings: Settings of the evaluation.
         size: The number of labels in a group.
-        distinct: The number of labels of the queries.
+        distinct: The number of distinct labels of the queries.
     """
     is_chosen = request_of(settings).chooses_group_size
     groups = f"{size} labels (label_groups='auto')" if is_chosen else f"label_groups={size} labels"
@@ -471,8 +474,8 @@ def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) 
 def _prototype_accuracy(
     inputs: RetrievalInputs, sample: RetrievalInputs, settings: RetrievalSettings
 ) -> Float[Tensor, "queries"]:
-    """Return the nearest-prototype accuracy of the queries of this process that are evaluated. Collective."""
-    # In one set, the queries are the gallery, which a sample does not hold: all are computed, and some are returned.
+    """Return the nearest-prototype accuracy of this process's evaluated queries. *Collective*."""
+    # In one set, the queries are the gallery, and a sample does not contain all of it. So all are computed.
     queries = inputs if inputs.same_set else sample
     values = nearest_prototype(  # on the CPU, where the embeddings are
         as_one_tensor(queries.queries.rows),
@@ -490,18 +493,18 @@ def _prototype_accuracy(
 
 
 def _note_of_grades(relevance: Relevance, settings: RetrievalSettings) -> list[str]:
-    """Return a note on grades below the smallest relevant one, which nDCG of trec_eval takes, and this one does not."""
+    """Return a note on positive grades below `at_least`, which trec_eval's nDCG counts and this nDCG does not."""
     graded = [requested.key for requested in request_of(settings).reported if requested.metric.pattern in GAINS]
     if not (graded and relevance.below):
         return []
     return [
-        f"{', '.join(graded)} take {relevance.below:,} judgements with grades below at_least={relevance.at_least:g} for "
-        "irrelevant. trec_eval's nDCG takes every positive grade, whatever its -l: evaluate it with at_least=1."
+        f"{', '.join(graded)}: {relevance.below:,} judgements have grades below at_least={relevance.at_least:g} and count "
+        "as irrelevant. trec_eval's nDCG uses every positive grade, whatever its -l. To reproduce it, pass at_least=1."
     ]
 
 
 def _no_match(sample: RetrievalInputs) -> str:
-    """Return the message of an evaluation in which no query has a relevant candidate."""
+    """Return the error message for an evaluation in which no query has a relevant candidate."""
     queries = len(sample.queries.labels)
     labels = sample.queries.labels.unique()
     shared = len(torch.isin(labels, sample.gallery.labels).nonzero())
@@ -509,10 +512,10 @@ def _no_match(sample: RetrievalInputs) -> str:
     missing = "another item of its class" if sample.same_set else "an item of its class in the gallery"
     if sample.judgements is not None:
         missing = "a relevant candidate"
-        fix = "the rows of the relevance are those of the embeddings, and what ids, groups and ignored items leave out"
+        fix = "the relevance has the same rows as the embeddings, and what ids, groups and ignored items leave out"
     elif len(sample.exclusions()) and shared and not occurs_once:
         missing += " that ids or groups do not exclude"
-        fix = "a group is not a whole class, and an id not shared by different items"
+        fix = "a group is not a whole class, and different items do not share an id"
     else:
         if occurs_once:
             missing += (
@@ -523,18 +526,18 @@ def _no_match(sample: RetrievalInputs) -> str:
                 f" ({shared} of the queries' {counted(len(labels), 'label')} {verb(shared, 'occurs', 'occur')} in the "
                 "gallery)"
             )
-        fix = "labels name classes, not items, and that the set holds at least two items of some class"
+        fix = "labels name classes, not items, and that the set has at least two items of some class"
     return f"{CALL}: {none_has(queries, 'query')} {missing}, so nothing can be retrieved. Check that {fix}."
 
 
 def _memory_note(evaluation: Evaluation, processes: Processes, budget: float) -> str | None:
-    """Return a note if the evaluation takes more than its budget in some process. Collective."""
+    """Return a note if the evaluation needs more than its budget in some process. *Collective*."""
     taken, negative_budget = processes.largest([float(evaluation.layout.bytes), -budget])
     smallest_budget = -negative_budget
     if taken <= smallest_budget:
         return None
     needed = math.ceil(taken / 1e5) / 10
     return (
-        f"The budget of {smallest_budget / 1e6:g} MB cannot be kept: this evaluation takes about {needed:g} MB beyond the "
-        f"embeddings. Pass memory_mb={needed:g} or more."
+        f"The memory budget of {smallest_budget / 1e6:g} MB is too small: this evaluation needs about {needed:g} MB beyond "
+        f"the embeddings. Pass memory_mb={needed:g} or more."
     )

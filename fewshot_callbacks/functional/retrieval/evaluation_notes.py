@@ -1,4 +1,4 @@
-"""Notes on an evaluation: what a reader of its numbers should know."""
+"""Notes on an evaluation, for the reader of its numbers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Vectors
 
-# Ratio to the median length from which a note names the longest embedding.
+# A note reports the longest embedding if it is this many times as long as the median.
 LONGEST_RATIO = 1000.0
 
-# How the note on queries without a match describes them.
+# Words of the note on queries without a match.
 WITHOUT_MATCH = "have no match and are left out of every mean"
 
-# Beginning of the note that there is no Grouped Recall.
+# First words of the note that there is no Grouped Recall.
 LEFT_OUT = "Grouped Recall is left out"
 
 
 def notes_on(
     vectors: Vectors, places: Int[Tensor, "own"], relevant: Int[Tensor, "queries"], tied: Bool[Tensor, "queries"]
 ) -> list[str]:
-    """Return notes that a reader of the means should know. Collective.
+    """Return notes for the reader of the means. *Collective*.
 
     Args:
         vectors: Queries and gallery.
@@ -41,11 +41,11 @@ def notes_on(
     if without_match:
         notes.append(f"{without_match} of {queries} queries {WITHOUT_MATCH}.")
     if collapsed and queries > 1:
-        notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
+        notes.append("The embeddings have collapsed: all vectors are equal, and every ranking is at chance level.")
     if _are_packed(vectors):
         notes.append(
-            "The embeddings look like bytes that hold 8 bits of a code each, and are compared as numbers, which says "
-            "nothing of codes. Unpack these, np.unpackbits(np.asarray(queries).astype(np.uint8), axis=1), or of int8 "
+            "The embeddings look like binary codes packed into bytes, but they are compared as ordinary numbers. Unpack "
+            "uint8 with np.unpackbits(np.asarray(queries).astype(np.uint8), axis=1), or int8 with "
             "np.unpackbits(np.asarray(queries).astype(np.int8).view(np.uint8) ^ 128, axis=1), and pass "
             "similarity='hamming'."
         )
@@ -57,27 +57,27 @@ def notes_on(
 
 
 def _zero_vectors(vectors: Vectors) -> int:
-    """Return how many queries, or items if these are more, are zero, so that their cosine is taken for 0. Collective."""
+    """Return the number of zero vectors among the queries or the items, whichever is larger. *Collective*."""
     if vectors.scale.similarity != "cosine":
         return 0
     sides = [vectors.query_rows]
-    if not vectors.are_read:  # items in files are not looked at all at once
+    if not vectors.are_read:  # items in files are never all in memory
         sides.append(vectors.item_rows)
     return int(vectors.processes.summed(np.array([(side.norms == 0).sum() for side in sides])).max())
 
 
-# Rows that are searched for bytes of packed bits, and the fewest bytes that are judged.
+# Number of rows that are checked for packed bits, and the fewest bytes that suffice for a decision.
 PACKED_ROWS = 1024
 
 LEAST_BYTES = 1024
 
-# A quarter of the bytes of random bits lie in the outer quarter of their range; of numbers that were quantised to int8 by
-# their range a hundredth do, and of pixels most.
+# Random bits have a quarter of their bytes in the outer quarter of the range. Numbers that were quantised to int8 by their
+# range have about 1 % there, and pixels have most.
 PACKED_SHARE = 0.15, 0.4
 
 
 def _are_packed(vectors: Vectors) -> bool:
-    """Return whether the rows of all processes look like bytes of 8 bits each. Collective."""
+    """Return whether the rows of all processes look like bytes of packed bits. *Collective*."""
     rows = vectors.pairs.queries[:PACKED_ROWS]
     looks = False
     if vectors.scale.similarity != "hamming" and rows.size >= LEAST_BYTES and bool((rows == np.rint(rows)).all()):
@@ -93,7 +93,7 @@ def _are_packed(vectors: Vectors) -> bool:
 
 
 def _have_collapsed(vectors: Vectors) -> bool:
-    """Return whether all queries are equal, and all items, and there are several of either. Collective."""
+    """Return whether all queries are equal and all items are equal, and there are several of either. *Collective*."""
     pairs = vectors.pairs
     sides = ((pairs.queries, pairs.query_first_duplicate), (pairs.gallery, pairs.gallery_first_duplicate))
     summaries = [_RowSummary(len(rows), bool((first == first[:1]).all()), rows[:1].tobytes()) for rows, first in sides]
@@ -110,17 +110,16 @@ def _have_collapsed(vectors: Vectors) -> bool:
 
 
 class _RowSummary(NamedTuple):
-    """What tells whether the rows of all processes are equal, from one process."""
+    """What one process contributes to the check whether all rows are equal."""
 
     rows: int
-    """number of rows"""
     are_equal: bool
-    """whether all of them are equal"""
+    """whether all rows of this process are equal"""
     first_row: bytes
 
 
 def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
-    """Return a note on an embedding far longer than the others, which is seldom intended and slow. Collective.
+    """Return a note on an embedding far longer than the others: rarely intended, and slow. *Collective*.
 
     Args:
         vectors: Queries and gallery.
@@ -142,23 +141,23 @@ def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
     row = int(indices[norms == longest].min())
     return [
         f"Gallery row {row} is {longest / median:.2g} times as long as the median embedding. The metrics are exact, but the "
-        'evaluation is slow with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
+        'row makes the evaluation slow. Look for a diverged batch, drop the row, or use similarity="cosine".'
     ]
 
 
 def note_of_rates(kind: str, rates: Sequence[float], count: int, what: str) -> tuple[str, ...]:
-    """Return a note on rates below that of a single mistake, which only more data can show.
+    """Return a note on rates that are lower than the rate of a single mistake. Only more data can show them.
 
     Args:
-        kind: What a mistake is called, such as "match".
-        rates: The rates that are asked for.
-        count: How many pairs, trials or probes can be mistaken.
-        what: What they are called, such as "irrelevant pairs".
+        kind: Kind of mistake, such as "match".
+        rates: The requested rates.
+        count: Number of pairs, trials or probes that can be mistaken.
+        what: Their name, such as "irrelevant pairs".
     """
     smaller = ", ".join(f"{rate:g}" for rate in rates if count and rate < 1 / count)
     if not smaller:
         return ()
     return (
-        f"A false {kind} rate below {1 / count:.3g} (1 / {count:,}) cannot be measured with {count:,} {what}: at {smaller} "
-        "the threshold only excludes all of these, and new data may exceed the rate.",
+        f"A false {kind} rate below {1 / count:.3g} (1 / {count:,}) cannot be measured with {count:,} {what}. At {smaller} "
+        "the threshold rejects all of them, and new data may exceed the rate.",
     )

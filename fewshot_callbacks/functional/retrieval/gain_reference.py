@@ -1,9 +1,9 @@
-"""Whether an evaluation is better than a reference beyond chance: the gain, with its interval.
+"""The gain of an evaluation over a reference, with its interval, and the choice of the reference.
 
-The best of many epochs owes part of its value to luck, on the same queries on which the next epoch is compared with it. The
-more epochs there were, the worse an equally good epoch looks. Therefore an epoch becomes the reference only if it is better
-than the reference before beyond chance. The k-th epoch that is compared with one reference has an interval at the
-confidence 1 - (1 - c) / k for the confidence c (Bonferroni).
+The value of the best of many epochs is partly luck. The next epoch is compared with it on the same queries, so an equally
+good epoch looks worse the more epochs there were. Therefore an epoch becomes the reference only if it is significantly
+better than the previous reference. For the confidence level c, the k-th epoch that is compared with the same reference has
+an interval at the level 1 - (1 - c) / k (Bonferroni).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.statistics import EQUAL
 
 Against = Literal["best", "first"]
-"""Which validation of a training the others are compared with."""
+"""The validation that later validations of a run are compared with."""
 
 
 @dataclass
 class GainReference:
-    """The evaluation that others are compared with.
+    """The evaluation that other evaluations are compared with.
 
     Args:
         metric: Key of a metric that every report has for each query.
-        against: `best`: each evaluation that is better beyond chance takes its place. `first`: it stays.
+        against: `best`: an evaluation that is significantly better becomes the reference. `first`: the reference stays.
         confidence: Confidence level, in (0, 1).
         report: The reference; None takes the first report.
-        tries: Number of evaluations that were compared with it.
+        tries: Number of evaluations that were compared with the reference.
     """
 
     metric: str
@@ -42,7 +42,7 @@ class GainReference:
         """Return the gain of an evaluation, which may become the reference.
 
         Raises:
-            ValueError: If it is of other queries than the reference.
+            ValueError: If it has other queries than the reference.
         """
         value = report[self.metric]
         if self.report is None:
@@ -68,7 +68,7 @@ class GainReference:
 
 
 def _only_metric(report: RetrievalReport, metric: str) -> RetrievalReport:
-    """Return what a comparison by one metric needs of a report: its value for each query, and what tells the queries."""
+    """Return a report with only what a comparison by one metric needs: its per-query values, and the queries' identity."""
     of_queries = report.requested(metric).of_queries
     return replace(
         report,

@@ -1,4 +1,4 @@
-"""Requirements of a report, such as "mAP >= 0.70" or "worst(camera) recall@1.high >= 0.6", and which of them it fails."""
+"""Requirements on a report, such as "mAP >= 0.70" or "worst(camera) recall@1.high >= 0.6", and the ones it fails."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _REQUIREMENT = re.compile(
 
 @dataclass(frozen=True)
 class Requirement:
-    """What the value of a metric must be, of all queries or of every slice.
+    """A bound on the value of a metric, over all queries or in every slice.
 
     Args:
         text: The requirement as it was written.
         metric: Key of the metric.
-        attribute: The attribute of whose slices each must meet the requirement; None for all queries.
+        attribute: Every slice of this attribute must meet the requirement; None for all queries together.
         is_gain: Whether the value is the metric minus its value in another report.
         end: `low` or `high` for an end of the interval; None for the value.
         sign: `>=`, `<=`, `>` or `<`.
@@ -55,25 +55,25 @@ class Requirement:
     def refuse_missing(
         self, call: str, metrics: Mapping[str, RequestedMetric], attributes: Sequence[str], *, has_other: bool
     ) -> None:
-        """Refuse the requirement if an evaluation does not have what it names.
+        """Raise an error if an evaluation does not have what the requirement names.
 
         Args:
             call: The public function, for messages.
             metrics: Key -> metric, for all metrics of the evaluation.
-            attributes: Its attributes with slices.
-            has_other: Whether it is compared with another one.
+            attributes: Attributes of the evaluation that have slices.
+            has_other: Whether there is another evaluation for gains.
         """
         fact = ""
         if self.metric not in metrics:
             fact = f"{self.metric!r} is not one of the metrics {', '.join(metrics)}. Add it to metrics=."
         elif self.attribute is not None and self.attribute not in attributes:
             known = ", ".join(map(repr, attributes)) or "none"
-            fact = f"{self.attribute!r} is not one of the attributes with slices; there are {known}. Add it to slices=."
+            fact = f"{self.attribute!r} is not one of the attributes with slices, {known}. Add it to slices=."
         elif self.is_gain and not has_other:
             fact = "there is no other evaluation to compare with. Pass against=."
         elif self.attribute is not None and not metrics[self.metric].metric.is_of_queries:
             fact = (
-                f"{self.metric!r} has no value for each query, so slices have none. Take another metric, such as mAP."
+                f"{self.metric!r} has no value for each query, so slices have none. Choose another metric, such as mAP."
             )
         elif self.end is not None and not _has_interval(metrics[self.metric].metric):
             fact = f"{self.metric!r} has no interval. Leave out .{self.end}."
@@ -81,26 +81,26 @@ class Requirement:
             raise InputError(f"{call}: {self.text!r} cannot be checked: {fact}")
 
     def failure(self, report: RetrievalReport, against: RetrievalReport | None) -> str | None:
-        """Return a sentence if a report fails the requirement; None if it meets it.
+        """Return a sentence if a report fails the requirement; None if the report meets it.
 
         Args:
             report: The report.
-            against: The report that gains refer to; None if the requirement is not of a gain.
+            against: The other report, for a gain; None if the requirement is not on a gain.
         """
         values = self._values(report, against)
         failing = {name: value for name, value in values.items() if not SIGNS[self.sign](value, self.limit)}
         if not failing:
             return None
-        # An unknown value comes first, then the farthest from the limit.
+        # Report an unknown value first, then the value that is farthest from the limit.
         name = max(
             failing, key=lambda slice_name: (math.isnan(failing[slice_name]), abs(failing[slice_name] - self.limit))
         )
         found = "unknown" if math.isnan(failing[name]) else f"{failing[name]:.4f}"
         where = f" ({self.attribute} {name})" if self.attribute is not None else ""
-        return f"{self.text} is required, and it is {found}{where}."
+        return f"{self.text} is required, but it is {found}{where}."
 
     def _values(self, report: RetrievalReport, against: RetrievalReport | None) -> dict[Any, float]:
-        """Return the value of each slice, or the end of its interval; for all queries with the key None."""
+        """Return slice -> value, or the end of its interval. The key is None for all queries together."""
         if self.attribute is None:
             return {None: self._of_all(report, against)}
         if against is None:
@@ -110,7 +110,7 @@ class Requirement:
         return {name: self._chosen(gain.difference.value, gain.difference.interval) for name, gain in gains.items()}
 
     def _of_all(self, report: RetrievalReport, against: RetrievalReport | None) -> float:
-        """Return the value of all queries, or the end of its interval; NaN if the metric was left out."""
+        """Return the value over all queries, or the end of its interval; NaN if the metric was left out."""
         if against is None:
             interval = report.intervals.get(self.metric, UNKNOWN)
             return self._chosen(report.values.get(self.metric, math.nan), interval)
@@ -126,11 +126,11 @@ def _has_interval(metric: Metric) -> bool:
 
 
 def read_requirement(call: str, text: str) -> Requirement:
-    """Return a requirement from its text.
+    """Return the requirement that a text describes.
 
     Args:
         call: The public function, for messages.
-        text: `[worst(ATTRIBUTE)] METRIC[.low|.high] >= NUMBER`, or with `<=`, `>`, `<`, or with `gain(METRIC)`.
+        text: `[worst(ATTRIBUTE)] METRIC[.low|.high] >= NUMBER`. `<=`, `>`, `<` and `gain(METRIC)` are possible, too.
 
     Raises:
         ValueError: If it has another form.
@@ -143,7 +143,7 @@ def read_requirement(call: str, text: str) -> Requirement:
     match = _REQUIREMENT.fullmatch(text.strip())
     if match is None:
         raise InputError(
-            f"{call}: the requirement {text!r} cannot be read. Write such as 'mAP >= 0.70', "
+            f"{call}: the requirement {text!r} cannot be read. Write, for instance, 'mAP >= 0.70', "
             "'worst(camera) recall@1.high >= 0.6' or 'gain(mAP).low >= 0'."
         )
     is_gain = match["gain"] is not None
@@ -161,26 +161,27 @@ def read_requirement(call: str, text: str) -> Requirement:
 def failed_requirements(
     requirements: Sequence[str], report: ReportSource, against: ReportSource | None = None
 ) -> list[str]:
-    """Return a sentence for each requirement that a report fails; empty if it meets all.
+    """Return a sentence for each requirement that a report fails; an empty list if the report meets all requirements.
 
-    A requirement is a value, one of `>=`, `<=`, `>` and `<`, and a number. These are the values:
+    A requirement consists of a value, one of the signs `>=`, `<=`, `>` and `<`, and a number. The value can be:
 
     - `mAP`: a metric of the report.
     - `gain(mAP)`: the metric minus its value in `against`.
     - `worst(camera) mAP`, `worst(camera) gain(mAP)`: the same in every slice of an attribute. All slices must meet the
       requirement.
-    - `.low` or `.high` behind any of these: an end of its interval. The intervals of slices hold together.
+    - `.low` or `.high` after any of these: an end of its interval. The confidence level applies to the intervals of all
+      slices together.
 
-    A value that is NaN fails. The worst of several slices looks worse than it is, by chance. So require the upper end of its
-    interval to reach a limit, as in `worst(camera) recall@1.high >= 0.6`: it fails if the slice is too low beyond chance.
+    A value of NaN fails. The worst of several slices looks worse than it is, partly by chance. So put the limit on the upper
+    end of its interval, as in `worst(camera) recall@1.high >= 0.6`. It fails only if the slice is significantly too low.
 
     Args:
-        requirements: The requirements.
+        requirements: The requirements, such as `["mAP >= 0.70"]`.
         report: A report, or the path or address of a file that `RetrievalReport.save` has written.
-        against: Another report of the same queries, for gains.
+        against: Report, path or address of another evaluation of the same queries, for gains.
 
     Raises:
-        ValueError: If a requirement cannot be read, or names what the report does not have.
+        ValueError: If a requirement cannot be read, or names something that the report does not have.
 
     Examples:
         >>> import torch
@@ -188,7 +189,7 @@ def failed_requirements(
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
         >>> report = evaluate_retrieval(embeddings, [0, 0, 1, 0])
         >>> failed_requirements(["mAP >= 0.9", "recall@1 >= 0.6"], report)
-        ['mAP >= 0.9 is required, and it is 0.8611.']
+        ['mAP >= 0.9 is required, but it is 0.8611.']
     """
     report = as_report(report)
     against = None if against is None else as_report(against)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.settings import Ties
 
-# Below this grade 2^grade - 1 is grade * log(2), to the last digit of float64.
+# Below this grade, 2^grade - 1 equals grade * log(2) in float64.
 TINY_GRADE = 1e-17
 
 Gain = Literal["exponential", "linear"]
@@ -20,12 +20,13 @@ Gain = Literal["exponential", "linear"]
 
 
 def gains_of(grades: Float[Tensor, "queries columns"], gain: Gain) -> Float[Tensor, "queries columns"]:
-    """Return the gain of each relevant item, times a factor of the query, which cancels in nDCG.
+    """Return the gain of each relevant item, times a factor per query that cancels in nDCG.
 
-    The factor keeps the gains of a query within the range of float64, and the largest of them near 1. For `linear` it is a
-    power of two, which changes no digit. For `exponential` it is 2^-largest grade of the query: 2^grade overflows beyond a
-    grade of 1,023. exp2 of a whole number is exact, so that one rounding is left, the same as without the factor. Below
-    a largest grade of 1 it is 1 / (2^largest - 1): the difference of two powers near 1 would lose the digits of the grades.
+    The factor keeps the gains of a query in the range of float64, with the largest gain near 1. For `linear` it is a power
+    of two, which changes no digit. For `exponential` it is 2^-largest, where largest is the query's largest grade, because
+    2^grade overflows above a grade of 1,023. exp2 of a whole number is exact, so one rounding remains, as without the
+    factor. If largest is below 1, the factor is 1 / (2^largest - 1), because a difference of two powers near 1 would lose
+    the digits of the grades.
     """
     if not grades.shape[1]:
         return grades
@@ -37,7 +38,7 @@ def gains_of(grades: Float[Tensor, "queries columns"], gain: Gain) -> Float[Tens
     gains = torch.exp2(grades - largest) - torch.exp2(-largest)
     gains_below_one = torch.expm1(grades * math.log(2)) / torch.expm1(largest * math.log(2))
     gains = torch.where(largest < 1, gains_below_one, gains)
-    # Here expm1(x) is x but for rounding, and would lose digits among the smallest numbers.
+    # Here expm1(x) equals x up to rounding, and would lose digits for the smallest numbers.
     gains = torch.where(largest < TINY_GRADE, grades / largest, gains)
     return gains.masked_fill(grades == 0, 0.0)
 
@@ -49,18 +50,18 @@ def graded_ndcg(
     ties: Ties = "expected",
     absent: Float[Tensor, "queries absent"] | None = None,
 ) -> Float[Tensor, "queries"]:
-    """Return nDCG@k with a gain for each relevant item: the discounted sum of the first k, over that of the best order.
+    """Return nDCG@k with graded gains: the discounted gains of the first k ranks, divided by their sum in the best order.
 
     The discount is 1 / log2(rank + 1). Candidates with equal scores share the mean of their gains, which is the expected
-    value over their orders (McSherry and Najork, 2008); optimistic and pessimistic orders put the largest gain of a tie
+    value over their orders (McSherry and Najork, 2008). Optimistic and pessimistic orders put the largest gain of a tie
     first or last.
 
     Args:
         ranks: The ranks of some queries.
         gains: Gain of each relevant item of `ranks`, in the same columns; 0 in columns that are not valid.
-        k: How far to look, at least 1.
+        k: Number of ranks that count, at least 1.
         ties: The rule for equal scores.
-        absent: Gains of the relevant items that are not in the gallery, padded with 0: the best order has them, too.
+        absent: Gains of the relevant items that are not in the gallery, padded with 0. The best order includes them.
 
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate, or if all gains are 0.
@@ -75,13 +76,13 @@ def graded_ndcg(
 
 
 def _mean_gains(ranks: RankBlock, gains: Float[Tensor, "queries columns"], k: int) -> Float[Tensor, "queries k"]:
-    """Return the gain at each rank up to k, where candidates with equal scores share the mean of their gains."""
+    """Return the gain at each rank up to k. Candidates with equal scores share the mean of their gains."""
     rows = _row_numbers(gains)
     group = _group_numbers(ranks)
     size = ranks.relevant_tied + ranks.negatives_tied
     mean = torch.zeros_like(gains).scatter_add_(1, group, gains).gather(1, group) / size
     above = ranks.negatives_above + ranks.relevant_above
-    # One relevant item stands for each group that begins among the first k ranks.
+    # One relevant item represents each group that begins in the first k ranks.
     stands = ranks.valid & (ranks.position_in_tie == 1) & (above < k)
     start = above[stands]
     length = size[stands].minimum(k - start)
@@ -95,7 +96,7 @@ def _mean_gains(ranks: RankBlock, gains: Float[Tensor, "queries columns"], k: in
 def _ordered_gains(
     ranks: RankBlock, gains: Float[Tensor, "queries columns"], k: int, ties: Ties
 ) -> Float[Tensor, "queries k"]:
-    """Return the gain at each rank up to k, where the largest gain of a tie comes first (`optimistic`) or last."""
+    """Return the gain at each rank up to k. The largest gain of a tie comes first (`optimistic`) or last."""
     group = _group_numbers(ranks)
     order = gains.argsort(dim=1, descending=ties == "optimistic", stable=True)
     order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
@@ -109,10 +110,10 @@ def _ordered_gains(
 
 
 def _row_numbers(gains: Float[Tensor, "queries columns"]) -> Int[Tensor, "queries columns"]:
-    """Return the number of the row of each column."""
+    """Return the row index of each entry."""
     return torch.arange(len(gains), device=gains.device)[:, None].expand_as(gains)
 
 
 def _group_numbers(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
-    """Return the number of the group of equal scores that each relevant item is in, from 0 on."""
+    """Return the index, from 0 on, of each relevant item's group of equal scores."""
     return (ranks.position_in_tie == 1).cumsum(dim=1) - 1

@@ -1,11 +1,11 @@
 """Grouped Recall@K: recall among a fixed number of classes, comparable between sets of different size.
 
-Plain Recall@K falls as the number of classes grows, so train and test sets with different class counts cannot be
-compared by it. Zhdanov and Karpukhin, who propose the metric, split the labels into groups of equal size, measure
-Recall@K inside each group and average.
+Plain Recall@K falls as the number of classes grows, so it cannot compare training and test sets with different numbers of
+classes. Zhdanov and Karpukhin, who propose the metric, split the labels into groups of equal size, compute Recall@K inside
+each group, and average.
 
-A group holds whole classes, so the best match of a query is the same in it: it is found once, and only its rank is counted
-again, batch by batch of groups.
+A group contains whole classes, so the best match of a query is the same inside its group. It is found once, and only its
+rank is counted again, for one batch of groups at a time.
 """
 
 from __future__ import annotations
@@ -62,39 +62,40 @@ Splits = list[list[Tensor]]
 def label_groups(
     labels: Any, group_size: int, seed: int = 0, repeats: int = 1
 ) -> Int[Tensor, "repeats groups group_size"]:
-    """Return random groups of exactly `group_size` labels, which share no label.
+    """Return random disjoint groups of exactly `group_size` labels.
 
-    The split depends on the set of labels and the seed only: not on the order or the number of the items.
+    The split depends only on the set of labels and the seed, and not on the order or the number of items.
 
     Args:
         labels: Integers of any value, as a tensor, array or list; a repeated label counts once.
-        group_size: Labels in each group, at least 2.
+        group_size: Number of labels in each group, at least 2.
         seed: Seed of the random split.
         repeats: Number of independent splits.
 
     Returns:
-        The labels of each group of each split, int64. The labels that remain, fewer than `group_size`, are in no group.
+        (repeats, groups, group_size) labels, int64. The remaining labels, fewer than `group_size`, are in no group.
 
     Raises:
-        ValueError: If there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
-            labels are strings, or the seed has more than 64 bits.
+        ValueError: If there are fewer than `group_size` labels, `group_size` is below 2, `repeats` is below 1, labels are
+            strings, or the seed has more than 64 bits.
 
     Examples:
         >>> import torch
-        >>> label_groups(torch.arange(7), group_size=3).shape
-        torch.Size([1, 2, 3])
+        >>> label_groups(torch.arange(7), group_size=3)
+        tensor([[[4, 0, 5],
+                 [3, 2, 6]]])
     """
     item_labels = as_labels(labels, "labels", "label_groups")
     if item_labels.form == "strings":
         raise InputError(
-            "label_groups: labels are strings, which a tensor cannot hold. Number them first: "
+            "label_groups: labels are strings, but the result is a tensor of integers. Encode them first: "
             "np.unique(labels, return_inverse=True)[1]."
         )
     distinct = item_labels.codes.unique()
     if group_size < 2:
-        raise InputError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
+        raise InputError(f"label_groups: group_size={group_size} is too small. Pass at least 2 labels per group.")
     if repeats < 1:
-        raise InputError(f"repeats={repeats}: at least one split is needed.")
+        raise InputError(f"label_groups: repeats={repeats} must be at least one split.")
     if len(distinct) < group_size:
         raise InputError(
             f"{counted(len(distinct), 'label')} {verb(len(distinct), 'is', 'are')} too few for a group of {group_size}. Use "
@@ -110,57 +111,59 @@ def label_groups(
 @equal_with_nan
 @dataclass(frozen=True)
 class GroupedRecall:
-    """Grouped Recall@K for one or several K, all on the same groups; the result of `grouped_recall`.
+    """Grouped Recall@K for one or several K, all with the same groups; the result of `grouped_recall`.
+
+    Attributes:
+        at: K -> mean over the groups of Recall@K inside the group, in [0, 1].
+        intervals: K -> confidence interval of this mean over groups; NaN for fewer than two groups.
+        group_size: Number of labels in each group; None if the groups that you passed differ in size.
+        groups: Number of groups in one split.
+        dropped_labels: Number of labels in no group: the remainder of a random split, or labels in none of your groups.
+        repeats: Number of independent splits that the values are averaged over.
+        per_group: K -> (repeats, groups) Recall@K inside each group of each split.
+        confidence: Confidence level of the intervals.
+        unmatched: Whether queries without a relevant candidate were left out (`exclude`) or counted as misses (`miss`).
+        are_given: Whether you passed the groups; otherwise they are random.
+        labels: The labels of each group of each split.
 
     Examples:
         >>> import torch
         >>> labels = torch.arange(40).repeat_interleave(5)
-        >>> result = grouped_recall(torch.nn.functional.one_hot(labels).float(), labels, label_groups=10)
-        >>> result.at, result.group_size, result.dropped_labels
-        ({1: 1.0}, 10, 0)
+        >>> noise = torch.randn(200, 40, generator=torch.Generator().manual_seed(0))
+        >>> result = grouped_recall(torch.eye(40)[labels] + 0.3 * noise, labels, label_groups=10)
+        >>> {k: round(value, 4) for k, value in result.at.items()}, result.groups, result.dropped_labels
+        ({1: 0.545}, 4, 0)
     """
 
     at: dict[int, float]
-    """K -> mean over the groups of Recall@K inside the group, in [0, 1]"""
     intervals: dict[int, Interval]
-    """K -> confidence interval of that mean over groups; NaN for fewer than two groups"""
     group_size: int | None
-    """number of labels in each group; None where given groups differ in size"""
     groups: int
-    """number of groups in one split"""
     dropped_labels: int
-    """number of labels in no group: the remainder of a split into groups of equal size, or labels that no given group
-    holds"""
     repeats: int
-    """number of independent splits, over which the values are averaged"""
     per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
-    """K -> Recall@K inside each group of each split"""
     confidence: float = 0.95
-    """confidence level of the intervals"""
     unmatched: Unmatched = "exclude"
-    """whether queries without a relevant candidate were left out (`exclude`) or counted as misses (`miss`)"""
     are_given: bool = False
-    """whether the caller gave the groups, rather than having them drawn at random"""
     labels: tuple[tuple[tuple[int, ...], ...], ...] = field(default=(), compare=False, repr=False)
-    """the labels of each group of each split"""
 
     def in_words(self) -> str:
-        """Return among how many classes it searches; values of other group sizes cannot be compared."""
+        """Return the number of groups and their size, such as "4 groups of 10 classes"."""
         return f"{self.groups:,} {'group' if self.groups == 1 else 'groups'} of {self.group_size or 'several'} classes"
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
-        """Return the difference from the result of another set, perhaps of other classes: K -> value and interval.
+        """Return K -> this result minus another set's result, with the interval of the difference.
 
-        The two sets are taken to be independent, as training and validation classes are.
+        The interval treats the two sets as independent, as training and validation classes are.
 
         Raises:
-            ValueError: If the groups differ in size, only one set has given groups, or the two differ in confidence
-                level or in how they count queries without a match.
+            ValueError: If the group sizes differ, only one of the results has groups that you passed, or the results differ
+                in confidence level or in `unmatched`.
         """
         if self.are_given != other.are_given or self.group_size is None or other.group_size is None:
             raise InputError(
-                "GroupedRecall.minus: groups of different sizes cannot be compared, nor groups that were given with groups "
-                "drawn at random. Give groups of one size for both sets, or for neither."
+                "GroupedRecall.minus: groups of different sizes cannot be compared, and neither can passed groups and "
+                "random groups. Pass groups of one size for both sets, or for neither."
             )
         if (self.group_size, self.confidence) != (other.group_size, other.confidence):
             raise InputError(
@@ -182,12 +185,12 @@ class GroupedRecall:
 
 
 _CALL = "grouped_recall"
-# Share of the budget that the copied rows of a batch of groups take, about.
+# Approximate share of the budget for the copied rows of a batch of groups.
 BATCH_SHARE = 0.25
 
 
 class _LoneGroupSettings(RetrievalSettings):
-    """The settings of `grouped_recall`. A single group has no interval, of which a warning says so."""
+    """The settings of `grouped_recall`, which allows a single group, without an interval and with a warning."""
 
     fewest_groups = 1
 
@@ -210,55 +213,59 @@ def grouped_recall(
     share: Share = EVERYTHING,
     **settings: Unpack[GroupedOptions],
 ) -> GroupedRecall:
-    """Compute Recall@K inside random or given groups of labels, averaged over the groups, with its interval.
+    """Return Grouped Recall@K: the mean of Recall@K inside groups of classes, with its confidence interval.
 
-    The cost is that of `groups` small evaluations, N^2 / groups pairs in all: linear in N for groups of a fixed size.
+    Recall@K falls as the number of classes grows. Recall inside groups of a fixed number of classes can be compared between
+    sets with different numbers of classes, such as training and validation. The metric is from Zhdanov and Karpukhin.
 
-    By default, `label_groups="auto"`, a group has 10 labels, also where there are fewer than 20: a single group has no
-    interval, which a warning says, and fewer than 10 labels are an error.
+    With the default, `label_groups="auto"`, each group has 10 random labels. Between 10 and 19 labels make a single group,
+    which has no interval and gives a warning. Fewer than 10 labels are an error.
 
-    Groups that are given may differ in size; each has the same weight. `seed` is then not used, and labels in no group are
-    left out. The interval takes the given groups for a sample of similar groups, so it is wide
-    where they are few or differ much. The classes of a given group are not taken as independent of each other, so groups
-    without a single miss have a wider interval than random groups would.
+    You can pass groups of different sizes; each group has the same weight. Labels in no group are left out, and `seed` has
+    no effect. The interval treats your groups as a sample of similar groups, so few or very different groups make it wide.
+    It does not treat the classes inside one of your groups as independent, so groups without a miss have a wider interval
+    than random groups.
 
-    Proposed by Zhdanov and Karpukhin.
+    The cost is N^2 / groups pairs in total, which is linear in N for groups of a fixed size.
 
     Args:
         queries: (queries, dim) finite floating-point tensor, array or list of rows.
-        query_labels: (queries,) integers or strings: a tensor, array, list or column of a table, as ids and groups are.
-        gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
-        gallery_labels: (gallery,) labels of the gallery items; items whose label no query has are in no group.
-        k: How far to look, one rank or several, each smaller than the number of labels in a group.
-        repeats: Number of independent splits to average over, at least 1. The interval is the mean of the intervals of
-            the splits, since all splits have the same items.
+        query_labels: (queries,) integers or strings: a tensor, array, list or column of a table. Ids and groups have the
+            same forms.
+        gallery: (gallery, dim) items to retrieve from. By default each item is a query against all other items.
+        gallery_labels: (gallery,) labels of the gallery items. Items with a label that no query has are in no group.
+        k: One rank or several, each smaller than the number of labels in a group.
+        repeats: Number of independent random splits to average over, at least 1. More splits do not narrow the interval,
+            since all splits have the same items.
         unmatched: How a query without a match in its group counts: `exclude` leaves it out, `miss` counts it as a miss, as
-            the metric's paper does. All other means leave it out.
-        query_ids: (queries,) identity of each query, where some come several times: the first of each id is counted, with
-            one set also as a candidate. With `gallery_ids`, a query's own copy in the gallery is not a candidate.
-        gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
-        query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
-            and count neither as hits nor as misses.
+            in the metric's paper. All other metrics leave it out.
+        query_ids: (queries,) identity of each query. If an id is repeated, only its first item counts, also as a candidate
+            if there is one set. With `gallery_ids`, a gallery item with the query's id is not a candidate.
+        gallery_ids: (gallery,) identity of each gallery item. Only the first item of each id is a candidate.
+        query_groups: (queries,) group of each query. Candidates of the query's own group are left out of its ranking: they
+            are neither hits nor misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        progress: Called with the number of pairs done and the number of all pairs, after each group or after several that
-            fit into the budget together.
-        share: Which of the queries and of the gallery this process holds, where several make the call together.
-        **settings: See `RetrievalSettings`.
+        progress: Called with the number of pairs done and the number of all pairs, after each batch of groups.
+        share: Which part of the sets this process has, if several processes make this call together.
+        **settings: `label_groups`, `seed`, `similarity` and more: see `RetrievalSettings`.
 
     Returns:
         A frozen result with values in [0, 1]; larger is better.
 
     Raises:
-        ValueError: If a shape, type or setting does not fit, there are fewer labels than one group needs, or a group
-            has no query with a relevant candidate (with `unmatched="miss"`: if no query has one).
+        ValueError: If a shape, type or setting is wrong, there are fewer labels than one group needs, or a group has no
+            query with a relevant candidate (with `unmatched="miss"`: if no query has one).
 
     Examples:
         >>> import torch
         >>> labels = torch.arange(40).repeat_interleave(5)
-        >>> embeddings = torch.nn.functional.one_hot(labels).float()
-        >>> result = grouped_recall(embeddings, labels, label_groups=10)
-        >>> result.at[1], result.groups
-        (1.0, 4)
+        >>> noise = torch.randn(200, 40, generator=torch.Generator().manual_seed(0))
+        >>> result = grouped_recall(torch.eye(40)[labels] + 0.3 * noise, labels, label_groups=10, k=(1, 5))
+        >>> {k: round(value, 4) for k, value in result.at.items()}
+        {1: 0.545, 5: 0.87}
+        >>> low, high = result.intervals[1]
+        >>> f"{result.in_words()}, {low:.4f} to {high:.4f}"
+        '4 groups of 10 classes, 0.4427 to 0.6437'
     """
     ids_and_groups = {
         "query_ids": query_ids,
@@ -288,35 +295,35 @@ def grouped_recall(
 
 
 def _checked_settings(k: Any, repeats: int, unmatched: Unmatched, settings: Mapping[str, Any]) -> RetrievalSettings:
-    """Return the settings of `grouped_recall`, if all are valid."""
+    """Return the checked settings of `grouped_recall`."""
     fix = "Pass 'exclude' to leave queries without a match out of the mean, or 'miss' to count them as misses."
     refuse_unknown(_CALL, "unmatched", unmatched, Unmatched, fix)
     suffix = "_miss" if unmatched == "miss" else ""
     checked = from_keywords(grouped_recall, settings, GroupedOptions, _LoneGroupSettings)
     if checked.label_groups is None:
         raise InputError(
-            f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
+            f"{_CALL}: label_groups=None leaves nothing to compute. Pass the number of labels in a group, such as 10."
         )
     metrics = tuple(f"grouped_recall@{rank}{suffix}" for rank in several(k))
     arguments = {**checked.arguments(), "metrics": metrics}
     checked = from_keywords(grouped_recall, arguments, RetrievalOptions, _LoneGroupSettings)
     if request_of(checked).group_size is None and repeats != 1:
-        raise InputError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
+        raise InputError(f"{_CALL}: repeats={repeats} is for random groups, but you passed groups. Leave out repeats.")
     return checked
 
 
 def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1) -> Splits:
-    """Return the groups of labels that the settings name, or random ones.
+    """Return the groups of labels that the user passed, or random groups.
 
     Args:
         call: The public function, for messages.
         inputs: Queries and gallery.
-        settings: With given groups or a group size.
+        settings: Settings with groups or a group size.
         repeats: Number of independent splits.
 
     Raises:
-        ValueError: If a given group has a label that no query has, one are words and the others integers, or there are
-            fewer labels than a group needs.
+        ValueError: If a group has a label that no query has, the groups and the labels differ in type, or there are fewer
+            labels than a group needs.
     """
     labels = inputs.queries.labels
     names = inputs.label_names
@@ -332,8 +339,8 @@ def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSetting
     unknown = [label for label in labels_in_groups.tolist() if label not in code_of]
     if unknown:
         raise InputError(
-            f"{call}: {len(unknown)} of the {len(labels_in_groups)} labels in label_groups are those of no query, the "
-            f"first is {unknown[0]!r}. Give groups of the labels that this set has."
+            f"{call}: no query has {len(unknown)} of the {len(labels_in_groups)} labels in label_groups; the first is "
+            f"{unknown[0]!r}. Pass groups of labels that the queries have."
         )
     codes = torch.tensor([code_of[label] for label in labels_in_groups.tolist()])
     return [list(codes.split([*map(len, checked)]))]
@@ -347,7 +354,7 @@ def search_groups(
     threads: int = 1,
     progress: Progress | None = None,
 ) -> GroupedRecall:
-    """Compute Recall@K inside groups of labels. Collective.
+    """Return Recall@K inside groups of labels. *Collective*.
 
     Args:
         inputs: Queries and gallery.
@@ -358,7 +365,7 @@ def search_groups(
         progress: Called with the number of pairs done and the number of all pairs.
 
     Raises:
-        GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
+        GroupWithoutMatchError: If no query of some group has a match; with `unmatched="miss"`, if no query has one.
     """
     if matches is None:
         inputs = inputs.as_one_set()
@@ -386,15 +393,15 @@ def _recalls(
     settings: RetrievalSettings,
     progress: Progress | None,
 ) -> Float[Tensor, "ks own_queries"]:
-    """Return Recall@K of each query of this process among the items of its group; NaN without a match. Collective.
+    """Return Recall@K of each query of this process among the items of its group; NaN without a match. *Collective*.
 
     Args:
         matches: The best match of each query of this process among all items.
         inputs: Queries and gallery.
-        group_of_query: (queries,) number of the group of each query of all processes; -1 for none, with NaN as recall.
+        group_of_query: (queries,) index of the group of each query of all processes; -1 for no group, with recall NaN.
         split: The labels of each group.
         settings: Settings of the evaluation.
-        progress: Called with the number of pairs done and the number of all pairs; None if nobody asks.
+        progress: Called with the number of pairs done and the number of all pairs.
     """
     sides = _grouped_sides(inputs, group_of_query, split)
     items_of_groups = _rows_of_groups(sides.group_of_item, len(split))
@@ -415,21 +422,21 @@ def _recalls(
 
 
 class _GroupedSides(NamedTuple):
-    """Labels and groups of the queries of this process, and of the items of all processes, its own first."""
+    """Labels and groups of this process's queries, and of the items of all processes, with its own items first."""
 
     query_labels: Ints  # (own queries,)
-    group_of_query: Ints  # (own queries,) -1 for none
+    group_of_query: Ints  # (own queries,) -1 for no group
     item_labels: Ints  # (items,)
-    group_of_item: Ints  # (items,) -1 for none
+    group_of_item: Ints  # (items,) -1 for no group
     is_own_item: Bool[np.ndarray, "items"]
     # (own queries,) queries by group
     query_order: Ints
-    # (items,) items of one process after those of the other, each by group
+    # (items,) items process by process, and by group within a process
     item_order: Ints
 
     def members(self, mask: Bool[np.ndarray, "groups"]) -> tuple[Ints, Ints]:
-        """Return the numbers of the queries and of the items of some groups, as `PairRelevance.groups` orders them."""
-        # The last entry is that of -1, of no group.
+        """Return the indices of the queries and of the items of some groups, in the order of `PairRelevance.groups`."""
+        # The last entry is for -1, no group.
         is_meant = np.append(mask, [False])
         queries = self.query_order[is_meant[self.group_of_query[self.query_order]]]
         items = self.item_order[is_meant[self.group_of_item[self.item_order]]]
@@ -437,7 +444,7 @@ class _GroupedSides(NamedTuple):
 
 
 def _grouped_sides(inputs: RetrievalInputs, group_of_query: Ints, split: Sequence[Tensor]) -> _GroupedSides:
-    """Return labels and groups of both sides. Collective."""
+    """Return labels and groups of both sides. *Collective*."""
     processes = inputs.processes
     own_item_labels = inputs.gallery.of_rows("labels").numpy()
     item_labels = gather_in_item_order(processes, own_item_labels)
@@ -456,14 +463,14 @@ def _grouped_sides(inputs: RetrievalInputs, group_of_query: Ints, split: Sequenc
 
 
 def _rows_of_groups(groups: Ints, number: int) -> Ints:
-    """Return how many rows each of the groups has."""
+    """Return the number of rows of each group."""
     return np.bincount(groups[groups >= 0], minlength=number)
 
 
 def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
-    """Return the number of the batch of each group, which is the same in all processes.
+    """Return the index of the batch of each group, which is the same in all processes.
 
-    The rows of a batch are copied. The copies take about `BATCH_SHARE` of the budget, one group more at most.
+    The rows of a batch are copied. The copies take about `BATCH_SHARE` of the budget, plus at most one group.
 
     Args:
         sizes: (groups,) number of queries and items of all processes.
@@ -478,15 +485,15 @@ def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
 
 
 def _inside_groups(matches: Matches, sides: _GroupedSides, queries: Ints, items: Ints) -> Matches:
-    """Return the best matches of some queries, to be ranked among the items of their groups. Collective.
+    """Return the best matches of some queries, to be ranked among the items of their groups. *Collective*.
 
     Args:
         matches: The best match of each query of this process among all items.
         sides: Labels and groups.
-        queries: Numbers of the queries of some groups.
-        items: Numbers of all items of these groups.
+        queries: Indices of the queries of some groups.
+        items: Indices of all items of these groups.
     """
-    # Number of each item among those of the groups; -1 for all others, and, at the end, for the self-match -1.
+    # Index of each item among the items of the groups; -1 for other items and, at the end, for the self-match -1.
     number = np.full(len(sides.item_labels) + 1, -1, np.int32)
     number[items] = np.arange(len(items))
     relevance = PairRelevance(
@@ -507,9 +514,9 @@ def _inside_groups(matches: Matches, sides: _GroupedSides, queries: Ints, items:
 
 
 def _memory_beside(vectors: Vectors, matches: Matches) -> float:
-    """Return what the copied rows of a batch leave of the budget, the same in all processes. Collective.
+    """Return the budget minus the copied rows of a batch, the same in all processes. *Collective*.
 
-    The budget of a device is whole, since the rows are copied in main memory.
+    The budget of a GPU is not reduced, since the rows are copied in main memory.
     """
     if matches.device is not None:
         return matches.memory
@@ -521,7 +528,7 @@ def _memory_beside(vectors: Vectors, matches: Matches) -> float:
 
 
 def _groups_of(labels: Ints, split: Sequence[Tensor]) -> Ints:
-    """Return the number of the group of each label, -1 for none."""
+    """Return the index of the group of each label; -1 for no group."""
     members = torch.cat(list(split)).numpy()
     group_of_member = np.repeat(np.arange(len(split)), [len(group) for group in split])
     order = np.argsort(members)
@@ -560,11 +567,11 @@ class GroupWithoutMatchError(InputError):
 def _without_match(
     number: int, queries: int, labels: Int[Tensor, "group_size"], names: tuple[str, ...] | None
 ) -> GroupWithoutMatchError:
-    """Return the error for the group of this number and these labels."""
+    """Return the error for the group with this index and these labels."""
     words = labels.tolist() if names is None else [names[label] for label in labels.tolist()]
     return GroupWithoutMatchError(
-        f"grouped_recall: none of the {queries} queries of group {number} (labels {words}) has a match. Use a "
-        f"larger label_groups than {len(labels)} (or larger groups), or drop the labels that have one item only."
+        f"grouped_recall: none of the {queries} queries of group {number} (labels {words}) has a match. Use a label_groups "
+        f"larger than {len(labels)} (or larger groups), or drop the labels that have only one item."
     )
 
 
@@ -576,12 +583,12 @@ def _summary(
     sizes = {len(group) for group in splits[0]}
     are_given = request_of(settings).group_size is None
     confidence = settings.confidence
-    # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
+    # Classes in a passed group, such as a family of species, are not independent, so the group counts as one unit.
     classes_per_group = 1 if are_given else max(sizes)
     if groups < 2:
         warnings.warn(
-            f"Grouped recall over {groups} group of {min(sizes)} labels has no interval: at least two groups are "
-            "needed. Use a smaller label_groups, or give more groups.",
+            f"Grouped Recall over {groups} group of {min(sizes)} labels has no interval, which needs at least two groups. "
+            "Use a smaller label_groups, or pass more groups.",
             stacklevel=4,  # the caller of grouped_recall
         )
     per_group = {k: values[:, :, position] for position, k in enumerate(request_of(settings).grouped_k)}

@@ -1,4 +1,4 @@
-"""Queries and gallery of an evaluation: items, and who is relevant to whom, by labels or by judgements."""
+"""Queries and gallery of an evaluation, and their relevance by labels or by judgements."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from fewshot_callbacks.system.words import counted
 
 @dataclass(frozen=True, eq=False)
 class RetrievalInputs(ItemSets):
-    """The queries and the gallery of an evaluation. With judgements, the column `labels` holds the cluster of each query."""
+    """The queries and the gallery of an evaluation. With judgements, the column `labels` has the cluster of each query."""
 
     judgements: Relevance | None = None
-    """which items are relevant to which queries, of all processes; None if labels say it"""
+    """relevance of all processes' items to all processes' queries; None if it follows from labels"""
     copies_of_queries: Copies | None = None
-    """copies among the candidates of each query; None with judgements of the caller"""
+    """copies among the candidates of each query; None if the caller passed a `Relevance`"""
     drawn: Int[Tensor, "queries"] | None = None
-    """index among all queries of each query of a sample, ascending; None for all queries"""
+    """index of each sampled query among all queries, ascending; None for all queries"""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     """attribute -> its value for each query of all processes"""
 
     def relevance(
         self,
     ) -> tuple[PairRelevance, Shaped[np.ndarray, "pairs"] | None, Absent | None]:
-        """Return who is relevant to the queries of this process, with grades, and relevant items without a row. Collective.
+        """Return the relevant items of this process's queries, their grades, and relevant items without a row.
 
-        Grades are None if all are 1, and items without a row if there are none. Items are numbered from those of this
-        process on, see `engine.tiles`.
+        Grades are None if all are 1. Items without a row are None if there are none. Item indices begin with the items of
+        this process (see `engine.tiles`). *Collective*.
         """
         rules = self.rules()
         if self.judgements is None:
@@ -62,7 +62,7 @@ class RetrievalInputs(ItemSets):
         return relevance, judged.grades, judged.absent
 
     def sample(self, drawn: Int[Tensor, "drawn"]) -> RetrievalInputs:
-        """Keep the queries with these places, ascending, and the whole gallery."""
+        """Return the inputs with only the queries at these ascending indices, and with the whole gallery."""
         copies = self.copies_of_queries
         return replace(
             self,
@@ -81,7 +81,7 @@ class RetrievalInputs(ItemSets):
 
     @property
     def gallery_digest(self) -> str:
-        """The digest of the labels of the gallery items in any order, or of the relevance in place of labels."""
+        """The digest of the labels of the gallery items in any order, or of the relevance that replaces labels."""
         if self.judgements is not None:
             return self.judgements.digest()
         return _digest(self._hashes_of_gallery_labels().sort().values.numpy())
@@ -96,14 +96,14 @@ class RetrievalInputs(ItemSets):
         return _digest(items[np.lexsort(items.T)])
 
     def _hashes_of_gallery_labels(self) -> Int[Tensor, "items"]:
-        """Return 64 bits for the label of each gallery item; they do not depend on which other labels there are."""
+        """Return 64 bits for the label of each gallery item. They do not depend on the other labels."""
         if self.label_names is None:
             return self.gallery.labels
         names = as_labels(self.label_names, "labels", "evaluate_retrieval")
         return hashes_of_labels(names)[self.gallery.labels]
 
     def as_one_set(self) -> RetrievalInputs:
-        """Take queries and gallery as one set where ids or groups say the same, see `ItemSets.as_one_set`. Collective."""
+        """Return the inputs as one set if ids or groups show that they are, see `ItemSets.as_one_set`. *Collective*."""
         if self.drawn is not None or self.judgements is not None:
             return self
         sets = super().as_one_set()
@@ -139,7 +139,7 @@ def collect_inputs(
         gallery: Gallery items of this process; None for one set.
         gallery_labels: Labels of the gallery items.
         similarity: How they will be compared.
-        relevance: Who is relevant, in place of labels: of all queries and items.
+        relevance: Relevance of all queries and items, instead of labels.
         slices: Attribute -> its value for each query of this process.
         memory: Budget in bytes.
         **ids_and_groups: Ids and groups of the items of this process.
@@ -148,7 +148,7 @@ def collect_inputs(
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
     if relevance is not None and (query_labels is not None or gallery_labels is not None):
-        raise InputError(f"{call}: relevance and labels both say who is relevant. Pass one of them.")
+        raise InputError(f"{call}: relevance and labels both define which items are relevant. Pass one of them.")
     codes, names_of_slices = encode_slices(call, slices or {}, share.processes)
     columns = {f"query_{name}": values for name, values in codes.items()}
     sets = read_items(
@@ -184,17 +184,17 @@ def collect_inputs(
 
 
 def _refuse_repeated(call: str, sets: ItemSets) -> None:
-    """Refuse items that repeat an id where a relevance of all rows is given."""
+    """Raise an error if items repeat an id although the relevance refers to all rows."""
     for items in (sets.queries, sets.gallery):
         if items.length < items.given:
             raise InputError(
-                f"{call}: relevance is of all rows, and {items.given - items.length:,} of them repeat an id. Pass each item "
-                "once, and the relevance of these."
+                f"{call}: relevance refers to all rows, but {items.given - items.length:,} of them repeat an id. Pass each "
+                "item once, and a relevance for these rows."
             )
 
 
 def _relevance_of_sets(names: Sequence[tuple[int, ...]], sets: ItemSets) -> Relevance:
-    """Return who is relevant where the label of each query and item is the number of a set of labels."""
+    """Return the relevance if the label of each query and item is the index of a set of labels."""
     of_queries = [names[number] for number in sets.queries.labels.tolist()]
     if sets.same_set:
         return Relevance.from_label_sets(of_queries)
@@ -203,10 +203,10 @@ def _relevance_of_sets(names: Sequence[tuple[int, ...]], sets: ItemSets) -> Rele
 
 
 def _with_clusters(call: str, relevance: Relevance, sets: ItemSets) -> ItemSets:
-    """Return the items with clusters as labels of the queries; each query is a cluster, if the relevance names none.
+    """Return the items with the queries' clusters as labels. Without clusters in the relevance, each query is a cluster.
 
     Raises:
-        ValueError: If the relevance is of other sets.
+        ValueError: If the relevance has other sizes.
     """
     queries = sets.queries.length
     gallery = sets.gallery.length
@@ -217,8 +217,8 @@ def _with_clusters(call: str, relevance: Relevance, sets: ItemSets) -> ItemSets:
             else f"{counted(queries, 'query')} and {counted(gallery, 'gallery item')}"
         )
         raise InputError(
-            f"{call}: the relevance is {relevance}, but there are {are}. Make it for the rows that are passed, with "
-            "gallery_ids or the number of gallery items where there is a gallery."
+            f"{call}: the relevance is {relevance}, but you passed {are}. Make it for the rows that you pass. If there is a "
+            "gallery, make it with gallery_ids or with the number of gallery items."
         )
     clusters = torch.arange(queries) if relevance.clusters is None else torch.from_numpy(relevance.clusters)
     of_items = torch.zeros(gallery, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Judgements (qrels) by ids: they are read from dictionaries, sequences and files, and their ids become rows."""
+"""Relevance judgements (qrels) by ids: reading them from dictionaries, sequences and files, and mapping ids to rows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fewshot_callbacks.files.text import Line, read_lines
 from fewshot_callbacks.functional._reading import as_list
 from fewshot_callbacks.system.words import counted, verb
 
-# Ids that a message shows.
+# Number of ids that a message shows.
 SHOWN = 3
-# What unknown='ignore' does with judgements of an unknown query or item, for messages.
-IGNORED = {"query": "leave these judgements out", "item": "count those that are relevant as never found"}
+# What unknown='ignore' does with judgements on an unknown query or item, for messages.
+IGNORED = {"query": "leave these judgements out", "item": "count the relevant ones as never retrieved"}
 
 
 def check_choices(call: str, at_least: Any, unknown: str) -> float:
-    """Return the smallest relevant grade, `at_least` of `Relevance.from_judgements`, as a number.
+    """Return `at_least` of `Relevance.from_judgements`, the smallest relevant grade, as a number.
 
     Raises:
-        ValueError: If it is no positive number, or `unknown` is neither `error` nor `ignore`.
+        ValueError: If it is not a positive number, or `unknown` is neither `error` nor `ignore`.
     """
     least = as_grade(call, at_least, "at_least")
     if not 0 < least < math.inf:
         raise InputError(
-            f"{call}: at_least={at_least!r} must be a positive number: a grade of 0 is irrelevant. Pass the smallest "
-            "relevant grade, such as 1 or 2."
+            f"{call}: at_least={at_least!r} must be a positive number, because a grade of 0 is irrelevant. Pass the "
+            "smallest relevant grade, such as 1 or 2."
         )
     if unknown not in ("error", "ignore"):
         raise InputError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
@@ -48,8 +48,8 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
         sides = [as_list(side) for side in judgements]
         if len(sides) not in (2, 3) or len({*map(len, sides)}) > 1:
             raise InputError(
-                f"{call}: judgements of lengths {', '.join(str(len(side)) for side in sides)} must be a dictionary, or two "
-                "or three sequences of one length: queries, items and perhaps grades."
+                f"{call}: judgements are sequences of lengths {', '.join(str(len(side)) for side in sides)}. Pass a "
+                "dictionary, or two or three sequences of equal length: queries, items and optionally grades."
             )
         queries, items = sides[:2]
         values = sides[2] if len(sides) == 3 else [1] * len(queries)
@@ -71,11 +71,11 @@ def as_grade(call: str, value: Any, name: str = "the grade") -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{call}: {name} {value!r} is no number. Pass numbers such as 0, 1, 2.") from None
+        raise InputError(f"{call}: {name} {value!r} is not a number. Pass numbers such as 0, 1, 2.") from None
 
 
 def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
-    """Return the queries, items and grades of a file of judgements, as strings."""
+    """Return the queries, items and grades in a file of judgements, as strings."""
     try:
         lines = read_lines(file)
     except ValueError as error:
@@ -85,29 +85,31 @@ def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
     rows = [_columns(line) for line in lines]
     if not rows:
         raise InputError(
-            f"{call}: {file} holds no judgement. Pass a file of lines with TREC's four columns (query, 0, item, grade), or "
-            "BEIR's three (query, item, grade)."
+            f"{call}: {file} contains no judgements. Pass a file with the four columns of TREC (query, 0, item, grade), or "
+            "the three columns of BEIR (query, item, grade)."
         )
     for line, row in zip(lines, rows, strict=True):
         if len(row) not in (3, 4) or len(row) != len(rows[0]):
             raise InputError(
-                f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements "
-                "has TREC's four (query, 0, item, grade), or BEIR's three (query, item, grade), with or without a heading."
+                f"{call}: line {line.number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. Pass a file with the "
+                "four columns of TREC (query, 0, item, grade), or the three columns of BEIR (query, item, grade), with or "
+                "without a header."
             )
         if not _is_number(row[-1]):
             raise InputError(
-                f"{call}: the grade in line {line.number} of {file} is {row[-1]!r}, no number. Grades are numbers such as 1."
+                f"{call}: the grade in line {line.number} of {file} is {row[-1]!r}, which is not a number. Write a number "
+                "such as 1."
             )
     return [row[0] for row in rows], [row[-2] for row in rows], [row[-1] for row in rows]
 
 
 def _is_heading(cells: list[str]) -> bool:
-    """Return whether the first line of a file names its columns: the grade is no number, nor is TREC's second column."""
+    """Return whether the first line is a header: neither the grade nor TREC's second column is a number."""
     return not _is_number(cells[-1]) and not (len(cells) == 4 and _is_number(cells[1]))
 
 
 def _columns(line: Line) -> list[str]:
-    """Return the cells between the tabs of a line, if these make columns of judgements, or else its words."""
+    """Return the tab-separated cells of a line if there are three or four, or else its words."""
     between_tabs = line.cells("\t")
     return between_tabs if len(between_tabs) in (3, 4) else line.words()
 
@@ -121,22 +123,20 @@ def _is_number(word: str) -> bool:
 
 
 def rows_of_ids(call: str, name: str, ids: Iterable[Any], judged: Iterable[Any]) -> dict[Any, int]:
-    """Return judged id -> its row, for the judged ids that have a row."""
+    """Return judged id -> row, for the judged ids that have a row."""
     judged_ids = set(judged)
     row_of_id: dict[Any, int] = {}
     for row, row_id in enumerate(as_list(ids)):
         if row_id not in judged_ids:
             continue
         if row_id in row_of_id:
-            raise InputError(
-                f"{call}: {name} holds {row_id!r} in rows {row_of_id[row_id]} and {row}. Each id names one row."
-            )
+            raise InputError(f"{call}: {name} has {row_id!r} in rows {row_of_id[row_id]} and {row}. Pass each id once.")
         row_of_id[row_id] = row
     return row_of_id | _rows_in_other_forms(ids, judged_ids - row_of_id.keys())
 
 
 def _rows_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int]:
-    """Return the row of each word that only one id spells, in the other normal form of Unicode."""
+    """Return missing word -> row, for words that match exactly one id in another Unicode normal form."""
     word_of_form = {composed_form(word): word for word in missing if isinstance(word, str) and not word.isascii()}
     if not word_of_form:
         return {}
@@ -148,7 +148,7 @@ def _rows_in_other_forms(ids: Iterable[Any], missing: set[Any]) -> dict[Any, int
 
 
 def refuse_unknown_ids(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> None:
-    """Refuse ids that no row has, unless they are to be left out; a side is its name, its judged ids and id -> row."""
+    """Refuse ids without a row, unless `unknown` ignores them. A side is a name, judged ids, and id -> row."""
     if unknown != "error":
         return
     for name, judged, row_of_id in sides:
@@ -158,17 +158,17 @@ def refuse_unknown_ids(call: str, unknown: str, sides: Iterable[tuple[str, list[
             if len(missing) > SHOWN:
                 examples += ", ..."
             raise InputError(
-                f"{call}: no {name} has the ids {examples} ({len(missing)} in all) of the judgements. Pass the ids of the "
-                f"rows as the judgements write them (strings or integers), or unknown='ignore' to {IGNORED[name]}."
+                f"{call}: the judgements have ids that no {name} has: {examples} ({len(missing)} in all). Pass the ids in "
+                f"the form that the judgements use (strings or integers), or unknown='ignore' to {IGNORED[name]}."
             )
 
 
 def item_numbers(
     judged_items: Sequence[Any], row_of_item: Mapping[Any, int], items: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the number of the item of each judgement, and how many numbers there are.
+    """Return the item index of each judgement, and the number of indices.
 
-    An item of the gallery has the number of its row; others are numbered from `items` on.
+    A gallery item has the index of its row. Other items have indices from `items` on.
     """
     number_of_absent: dict[Any, int] = {}
     numbers = []
@@ -187,18 +187,18 @@ def finite_grades(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.nda
 
 def positive_grades(call: str, grades: Float[np.ndarray, "pairs"]) -> Float[np.ndarray, "pairs"]:
     """Return the grades of relevant items, if all are finite and positive."""
-    return _checked_grades(call, grades, np.isfinite(grades) & (grades > 0), "is no finite positive number")
+    return _checked_grades(call, grades, np.isfinite(grades) & (grades > 0), "is not a finite positive number")
 
 
 def _checked_grades(
     call: str, grades: Float[np.ndarray, "pairs"], is_valid: NDArray[np.bool_], fact: str
 ) -> Float[np.ndarray, "pairs"]:
-    """Return the grades, if all are valid; else the message states a fact on those that are not."""
+    """Return the grades if all are valid; otherwise raise an error with this fact."""
     wrong = grades[~is_valid]
     if len(wrong):
         raise InputError(
-            f"{call}: {counted(len(wrong), 'grade')} {verb(len(wrong), 'is', 'are')} wrong: {wrong[0]:g} {fact}. Grades "
-            "are numbers such as 0, 1, 2."
+            f"{call}: {counted(len(wrong), 'grade')} {verb(len(wrong), 'is', 'are')} wrong: {wrong[0]:g} {fact}. Pass "
+            "numbers such as 0, 1, 2."
         )
     return grades
 
@@ -211,24 +211,24 @@ def distinct_judgements(
     numbers: int,
     ids: tuple[Sequence[Any], Sequence[Any]],
 ) -> Int[np.ndarray, "different"]:
-    """Return the judgements in the order of queries and items; one that is there twice comes once.
+    """Return the indices of the distinct judgements, in the order of queries and items.
 
-    Judgements of queries that are not among the rows are left out.
+    Judgements on queries without a row are left out.
 
     Args:
         call: The public function, for messages.
-        rows: Row of the query of each judgement; -1 for none.
-        items: Number of the item of each judgement.
+        rows: Row of each judgement's query; -1 for no row.
+        items: Item index of each judgement.
         grades: Grade of each judgement.
-        numbers: How many numbers of items there are.
-        ids: Queries and items of the judgements, as they are written.
+        numbers: Number of item indices.
+        ids: Ids of the queries and items of the judgements, for messages.
     """
     keys = rows * numbers + items
     order = np.argsort(keys, kind="stable")
     order = order[rows[order] >= 0]
     keys = keys[order]
     values = grades[order]
-    # whether a judgement is of the same pair as the one before it
+    # whether a judgement is on the same pair as the judgement before it
     repeats = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
     differs = repeats & (values != np.append(np.nan, values[:-1])[: len(values)])
     if differs.any():
@@ -236,8 +236,8 @@ def distinct_judgements(
         first = int(order[differs][0])
         number = int(differs.sum())
         raise InputError(
-            f"{call}: {counted(number, 'pair')} {verb(number, 'is', 'are')} judged twice with two grades, such as query "
-            f"{query_ids[first]!r} and item {item_ids[first]!r}. Keep one of them."
+            f"{call}: {counted(number, 'pair')} {verb(number, 'has', 'have')} two judgements with different grades, such as "
+            f"query {query_ids[first]!r} and item {item_ids[first]!r}. Keep one judgement for each pair."
         )
     different: NDArray[np.int64] = order[~repeats]
     return different

@@ -1,4 +1,4 @@
-"""The time of an evaluation on this machine, from two samples that are timed."""
+"""The time of an evaluation on this machine, extrapolated from two timed samples."""
 
 from __future__ import annotations
 
@@ -25,45 +25,58 @@ Difficulty = Literal["well-trained", "hard"]
 """How well generated embeddings separate their classes."""
 
 _CALL = "measure_evaluation"
-# The smallest sample of a large set has at most so many rows, and at least half as many.
+# The smallest sample of a large set has at most this number of rows, and at least half of it.
 FIRST_ROWS = 2000
-# Rows may be so long that no more than these are evaluated. Smaller sets are not halved.
+# Smaller sets are not halved. An error refuses rows that are so long that fewer than this number fit.
 FEWEST_ROWS = 64
-# Each sample is evaluated several times, and the shortest time counts: the first evaluation may compile loops or ask the
-# system for memory, and others use the machine.
+# Each sample is evaluated several times and the shortest time counts, because the first evaluation may compile loops or
+# allocate memory, and other programs may use the machine.
 WANTED_ROUNDS = 2
 MOST_ROUNDS = 5
-# The share of the time that further rounds of one sample may take.
+# Share of the time that repeated evaluations of one sample may take.
 SHARE_OF_ROUNDS = 0.05
-# The most bytes of the embeddings that are evaluated: generating or reading them takes part of the time.
+# Largest size of the evaluated embeddings in bytes, because generating or reading them takes time, too.
 MOST_BYTES = 2**28
 # With fewer classes in a sample, rows are drawn instead of classes.
 FEWEST_CLASSES = 20
-# The relevant items of a generated query.
+# Number of relevant items of a generated query.
 RELEVANT = 53
-# The distance between the similarities of a class and those of other classes, in standard deviations of the latter: the mAP
-# of 16,000 items in 512 dimensions is 0.997 with the first, and 0.14 with the second.
+# Distance between the similarities within a class and between classes, in standard deviations of the latter. The mAP of
+# 16,000 items in 512 dimensions is 0.997 with the first, and 0.14 with the second.
 SEPARATIONS: dict[Difficulty, float] = {"well-trained": 5.0, "hard": 1.7}
-# How fast the variance of generated embeddings falls over the directions, as in the output of trained networks.
+# How fast the variance of generated embeddings falls over the directions, similar to trained networks.
 DECAY = 0.35
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class TimedSample:
-    """An evaluation that was timed."""
+    """A sample that was evaluated and timed.
+
+    Attributes:
+        queries: Number of evaluated queries.
+        gallery: Number of gallery items.
+        seconds: Duration of each evaluation of the sample, in seconds.
+    """
 
     queries: int
-    """queries that were evaluated"""
     gallery: int
     seconds: tuple[float, ...]
-    """duration of each evaluation"""
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class MeasuredEvaluation:
-    """The time of an evaluation on this machine: measured, or extrapolated from two samples.
+    """The time of an evaluation on this machine, measured or extrapolated; the result of `measure_evaluation`.
+
+    Attributes:
+        queries: Number of evaluated queries.
+        gallery: Number of gallery items.
+        dim: Components of an embedding.
+        low_seconds: Shortest expected time.
+        high_seconds: Longest expected time.
+        is_extrapolated: Whether at least one of the times is extrapolated from samples. Otherwise they were measured.
+        samples: The timed evaluations that the times are based on.
 
     Examples:
         >>> sample = TimedSample(2000, 2000, (0.2, 0.1))
@@ -75,13 +88,9 @@ class MeasuredEvaluation:
     gallery: int
     dim: int
     low_seconds: float
-    """shortest time to expect"""
     high_seconds: float
-    """longest time to expect"""
     is_extrapolated: bool
-    """whether these times follow from samples, at least in part; else they were measured"""
     samples: tuple[TimedSample, ...]
-    """the evaluations that these times follow from"""
 
     def __str__(self) -> str:
         times = f"{self.low_seconds:,.1f} s"
@@ -104,48 +113,50 @@ def measure_evaluation(
     difficulty: Difficulty | None = None,
     seconds: float = 10.0,
 ) -> MeasuredEvaluation:
-    """Return the seconds that an evaluation with all default metrics takes on this machine.
+    """Return how many seconds an evaluation with the default metrics takes on this machine.
 
-    Two samples are evaluated, the second with twice as many rows, as large as the time allows, with the threads and the
-    memory budget of the real evaluation. If the whole set ends in time, its own times are returned. Else the time grows
-    between two bounds: by the power of the rows that the two samples show, at least 1 and at most 2, and in proportion to
-    the pairs. Compiling is not counted.
+    Two samples are evaluated with the threads and the memory budget of the real evaluation. They are as large as the time
+    allows, and the second has twice as many rows as the first. If the whole set finishes in time, its measured times are
+    returned. Otherwise the result is a range. Its low end grows as the two samples show, with a power of the rows between 1
+    and 2. Its high end grows in proportion to the pairs. Compilation does not count.
 
-    With embeddings, whole classes are drawn, so that classes keep their sizes. A sample in which fewer than 20 classes fit
-    holds random rows instead, and its classes shrink with it. Equal rows are rarer in a sample than in the set, so a set
-    with many equal rows may take less time than predicted. A set may take up to twice as long if the budget holds the
-    counters of a sample but not those of all queries, since each product is then computed twice.
+    If you pass embeddings, whole classes are drawn, so classes keep their sizes. If fewer than 20 classes fit into a sample,
+    random rows are drawn instead, and classes become smaller. Equal rows are rarer in a sample than in the whole set, so a
+    set with many equal rows may take less time than predicted. A set may take up to twice as long as predicted if the budget
+    has room for the counters of a sample but not for the counters of all queries, since each product is then computed twice.
 
     Without embeddings, classes of 53 items are generated.
 
     Args:
         plan: The evaluation, from `plan_evaluation`.
-        queries: (queries, dim) embeddings, the rows of the evaluation or a part of them: a tensor, an array, or shards.
-            Of shards, rows are drawn from all files.
+        queries: (queries, dim) embeddings, all rows of the evaluation or a part of them: a tensor, an array, or shards. Rows
+            are drawn from all files of shards.
         query_labels: (queries,) labels, integers or strings.
         gallery: (gallery, dim) embeddings; None for one set.
         gallery_labels: (gallery,) labels.
-        difficulty: How well generated embeddings separate their classes, `well-trained` or `hard`; by default both, so that
-            the range covers them.
-        seconds: Time for the measurement, about, beyond compiling.
+        difficulty: How well generated embeddings separate their classes, `well-trained` or `hard`; by default, the range
+            covers both.
+        seconds: Approximate time for the measurement, without compilation.
 
     Returns:
-        A frozen result, whose text names the range and its origin.
+        A frozen result. `print` shows the range and its origin.
 
     Raises:
-        ValueError: If `seconds` is not positive, the difficulty is unknown or stands beside embeddings, embeddings have
-            no labels or another dim than the plan, or rows are too long to be generated.
+        ValueError: If `seconds` is not positive, the difficulty is unknown or passed with embeddings, embeddings have no
+            labels or another dim than the plan, or rows are too long.
 
     Examples:
         >>> from fewshot_callbacks.functional import plan_evaluation
         >>> measured = measure_evaluation(plan_evaluation(1000, 1000, 16), difficulty="hard")
-        >>> measured.is_extrapolated, 0 < measured.low_seconds <= measured.high_seconds
-        (False, True)
+        >>> measured.queries, measured.is_extrapolated, 0 < measured.low_seconds <= measured.high_seconds
+        (1000, False, True)
     """
     _refuse_wrong_arguments(difficulty, seconds)
     if queries is not None:
         if difficulty is not None:
-            raise InputError(f"{_CALL}: difficulty is for generated embeddings. Leave it out beside embeddings.")
+            raise InputError(
+                f"{_CALL}: difficulty is for generated embeddings, but you passed embeddings. Leave it out."
+            )
         sets = _GivenSets(plan, queries, query_labels, gallery, gallery_labels)
         samples = _timed_samples(plan, sets.sample, sets.rows, seconds)
         return _extrapolated(plan, samples)
@@ -176,7 +187,7 @@ def _refuse_wrong_arguments(difficulty: str | None, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class _Sets:
-    """Queries and a gallery with their labels; the gallery of one set is None."""
+    """Queries and a gallery with their labels. The gallery is None for one set."""
 
     queries: Any
     query_labels: Any
@@ -185,14 +196,14 @@ class _Sets:
 
 
 class _GivenSets:
-    """Samples of the user's embeddings, of whole classes where many enough fit."""
+    """Samples of the user's embeddings, of whole classes if enough classes fit."""
 
     def __init__(
         self, plan: EvaluationPlan, queries: Any, query_labels: Any, gallery: Any | None, gallery_labels: Any | None
     ) -> None:
         if query_labels is None or (gallery is not None and gallery_labels is None):
             raise InputError(
-                f"{_CALL}: embeddings need labels, which decide what is counted. Pass a label for each row."
+                f"{_CALL}: embeddings need labels, which decide what is counted. Pass one label for each row."
             )
         self._queries = _readable(queries, plan.dim)
         self._gallery = None if gallery is None else _readable(gallery, plan.dim)
@@ -216,7 +227,7 @@ class _GivenSets:
         self._draws_classes = len(np.unique(self._query_codes[first])) >= FEWEST_CLASSES
 
     def sample(self, rows: int) -> _Sets:
-        """Return about so many rows in all."""
+        """Return sets with about this number of rows in total."""
         total = len(self._queries) + (0 if self._gallery is None else len(self._gallery))
         share = min(1.0, rows / total)
         chosen = self._chosen(self._query_codes, share)
@@ -235,7 +246,7 @@ class _GivenSets:
         return np.sort(np.random.default_rng(0).permutation(len(codes))[: math.ceil(share * len(codes))])
 
     def _class_prefix(self, codes: NDArray[np.int64], share: float) -> NDArray[np.int64]:
-        """Return the rows of the first classes in a random order; the last class may be cut."""
+        """Return the rows of the first classes in a random order of classes. The last class may be incomplete."""
         by_class = np.argsort(self._order_of_code[codes], kind="stable")
         return np.sort(by_class[: math.ceil(share * len(codes))])
 
@@ -247,8 +258,8 @@ def _readable(rows: Any, dim: int) -> Any:
         readable = as_tensor(rows, "embeddings", _CALL).detach().cpu()
     if len(readable.shape) != 2 or readable.shape[1] != dim:
         raise InputError(
-            f"{_CALL}: the plan is of embeddings with dim={dim}; these have the shape {tuple(readable.shape)}. Pass "
-            "embeddings of that dim, or plan an evaluation of these."
+            f"{_CALL}: the plan has dim={dim}, but the embeddings have the shape {tuple(readable.shape)}. Pass embeddings "
+            "with that dim, or plan an evaluation of these."
         )
     return readable
 
@@ -262,7 +273,7 @@ def _rows_at(rows: Any, chosen: NDArray[np.int64]) -> Any:
 
 
 class _GeneratedSets:
-    """Unit vectors in classes of 53 items, at a fixed separation whatever their number."""
+    """Unit vectors in classes of 53 items, with the same separation for any number of vectors."""
 
     def __init__(self, plan: EvaluationPlan, separation: float) -> None:
         self._plan = plan
@@ -275,14 +286,14 @@ class _GeneratedSets:
         self.rows = min(self.rows, _rows_that_fit(plan.dim))
         self._dtype = torch.float64 if plan.gallery_bytes == 8 * plan.gallery * plan.dim else torch.float32
         self._scales = torch.arange(1, plan.dim + 1, dtype=torch.float32).pow(-DECAY)
-        # Cosines of independent vectors have about the variance 1 / directions.
+        # Cosines of independent vectors have a variance of about 1 / directions.
         variances = self._scales.square()
         directions = float(variances.sum().square() / variances.square().sum())
         similarity_of_class = min(0.95, separation / math.sqrt(directions))
         self._noise = math.sqrt(1 / similarity_of_class - 1)
 
     def sample(self, rows: int) -> _Sets:
-        """Return so many rows in all."""
+        """Return sets with this number of rows in total."""
         generator = torch.Generator().manual_seed(0)
         labels = torch.arange(rows) % max(1, round(rows / RELEVANT))
         labels = labels[torch.randperm(rows, generator=generator)]
@@ -300,21 +311,21 @@ class _GeneratedSets:
 
 
 def _all_queries(plan: EvaluationPlan) -> int:
-    """Return the number of all queries, of which `max_queries` may draw a part."""
+    """Return the number of all queries, before `max_queries` draws a sample."""
     return plan.query_bytes * plan.gallery // plan.gallery_bytes
 
 
 def _rows_that_fit(dim: int) -> int:
-    """Return the most rows that are evaluated.
+    """Return the largest number of rows that are evaluated.
 
     Raises:
-        ValueError: If a row is so long that fewer than `FEWEST_ROWS` would be.
+        ValueError: If it is below `FEWEST_ROWS` because rows are too long.
     """
     rows = MOST_BYTES // (4 * dim)
     if rows < FEWEST_ROWS:
         raise InputError(
-            f"{_CALL}: rows of dim={dim} are too long to be measured within {MOST_BYTES / 1e6:.0f} MB. Reduce their "
-            "dimension, or leave the plan without a measurement."
+            f"{_CALL}: rows with dim={dim} are too long for a measurement within {MOST_BYTES / 1e6:.0f} MB. Reduce their "
+            "dimension, or use the plan without a measurement."
         )
     return rows
 
@@ -322,13 +333,13 @@ def _rows_that_fit(dim: int) -> int:
 def _timed_samples(
     plan: EvaluationPlan, sample: Callable[[int], _Sets], most_rows: int, seconds: float
 ) -> tuple[TimedSample, ...]:
-    """Return the two largest samples that end in time, the second of twice the size; a set of a few rows is the only one.
+    """Return the two largest samples that finish in time, the second twice as large. A tiny set is the only sample.
 
     Args:
         plan: The evaluation.
-        sample: Returns sets of about so many rows in all.
-        most_rows: The rows of the largest sample.
-        seconds: The time for all samples.
+        sample: Returns sets with about this number of rows in total.
+        most_rows: Number of rows of the largest sample.
+        seconds: Time for all samples.
     """
     halvings = max(0 if most_rows < FEWEST_ROWS else 1, math.ceil(math.log2(most_rows / FIRST_ROWS)))
     sizes = [math.ceil(most_rows / 2**power) for power in range(halvings, -1, -1)]
@@ -336,7 +347,7 @@ def _timed_samples(
     end = time.perf_counter() + seconds
     timed: list[TimedSample] = []
     for rows in sizes:
-        # A set of twice the size takes at most four times as long.
+        # Twice the rows take at most four times as long.
         if len(timed) >= 2 and time.perf_counter() + 4 * min(timed[-1].seconds) > end:
             break
         sets = sample(rows)
@@ -345,13 +356,13 @@ def _timed_samples(
 
 
 def _timed_rounds(plan: EvaluationPlan, sets: _Sets, seconds: float, end: float) -> tuple[float, ...]:
-    """Evaluate some sets at least once, and further times while that ends in time; return the seconds of each time.
+    """Return the seconds of one evaluation of the sets, and of more evaluations while there is time.
 
     Args:
         plan: The evaluation.
         sets: The sets.
-        seconds: The time for all samples.
-        end: When that time is over.
+        seconds: Time for all samples.
+        end: End of this time, on the clock of `time.perf_counter`.
     """
     durations = [_time_once(plan, sets)]
     while len(durations) < MOST_ROUNDS and time.perf_counter() + min(durations) < end:
@@ -362,14 +373,14 @@ def _timed_rounds(plan: EvaluationPlan, sets: _Sets, seconds: float, end: float)
 
 
 def _timed_sample(plan: EvaluationPlan, sets: _Sets, durations: tuple[float, ...]) -> TimedSample:
-    """Return the sizes of some sets beside the durations of their evaluation."""
+    """Return the sizes of the sets and the durations of their evaluations."""
     queries = len(sets.queries)
     gallery = queries if sets.gallery is None else len(sets.gallery)
     return TimedSample(_drawn_queries(plan, queries) or queries, gallery, durations)
 
 
 def _time_once(plan: EvaluationPlan, sets: _Sets) -> float:
-    """Evaluate some sets, and return the seconds."""
+    """Return the seconds that an evaluation of the sets takes."""
     drawn = _drawn_queries(plan, len(sets.queries))
     started = time.perf_counter()
     evaluate_retrieval(
@@ -384,7 +395,7 @@ def _time_once(plan: EvaluationPlan, sets: _Sets) -> float:
 
 
 def _drawn_queries(plan: EvaluationPlan, queries: int) -> int | None:
-    """Return how many of so many queries are drawn; None for all."""
+    """Return how many of this number of queries are drawn; None for all."""
     all_queries = _all_queries(plan)
     if plan.queries == all_queries:
         return None
@@ -392,7 +403,7 @@ def _drawn_queries(plan: EvaluationPlan, queries: int) -> int | None:
 
 
 def _extrapolated(plan: EvaluationPlan, samples: tuple[TimedSample, ...]) -> MeasuredEvaluation:
-    """Return the times of the planned evaluation: as measured, if the larger sample has its size."""
+    """Return the times of the planned evaluation; the measured times if the larger sample has its size."""
     larger = samples[-1]
     if (larger.queries, larger.gallery) == (plan.queries, plan.gallery):
         low, high = min(larger.seconds), max(larger.seconds)
@@ -403,7 +414,7 @@ def _extrapolated(plan: EvaluationPlan, samples: tuple[TimedSample, ...]) -> Mea
     seconds = min(larger.seconds)
     pairs = larger.queries * larger.gallery
     growth = math.log(seconds / min(smaller.seconds)) / math.log(pairs / (smaller.queries * smaller.gallery))
-    # Between a power of 1 and of 2 of the rows: the pairs are their square.
+    # Pairs are the square of rows, so this is between a power of 1 and of 2 of the rows.
     growth = min(1.0, max(0.5, growth))
     low, high = (seconds * (plan.pairs / pairs) ** power for power in (growth, 1.0))
     return MeasuredEvaluation(plan.queries, plan.gallery, plan.dim, low, high, is_extrapolated=True, samples=samples)

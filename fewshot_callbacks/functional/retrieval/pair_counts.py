@@ -1,4 +1,4 @@
-"""Numbers of pairs at a few hundred thresholds, from which curves and distributions are drawn."""
+"""Numbers of pairs at a few hundred thresholds, for plots of curves and distributions."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from fewshot_callbacks.functional.retrieval.operating_points import OperatingPoi
 
 # Number of evenly spaced thresholds, which are also the edges of the bins.
 BINS = 240
-# Number of further thresholds: evenly spaced in recall, and geometrically in the number of negatives accepted.
+# Number of further thresholds: evenly spaced in recall, and geometrically in the number of accepted negatives.
 RECALL_STEPS = 100
 MATCH_STEPS = 60
-# Number of relevant, sampled and collected scores, each, among which the further thresholds are chosen.
+# The further thresholds are chosen from this number of relevant, of sampled and of collected scores.
 SCORES_TO_TRY = 2**12
 
 
 @dataclass(frozen=True, eq=False)
 class PairCounts:
-    """Numbers of relevant and irrelevant pairs at thresholds and in bins of their score.
+    """Numbers of relevant and irrelevant pairs at thresholds and in score bins.
 
     Attributes:
-        thresholds: A pair is accepted if its score is at least the threshold; in any order.
-        true_positives: Relevant pairs with at least the score of each threshold.
-        false_positives: Irrelevant pairs with at least the score of each threshold.
+        thresholds: Thresholds in any order. A pair is accepted if its score is at least the threshold.
+        true_positives: Number of relevant pairs that each threshold accepts.
+        false_positives: Number of irrelevant pairs that each threshold accepts.
         relevant: Number of relevant pairs.
         irrelevant: Number of irrelevant pairs.
         edges: Edges of the bins, ascending.
-        relevant_counts: Relevant pairs of each bin.
-        irrelevant_counts: Irrelevant pairs of each bin.
-        tolerance: Each count is exact for a threshold that differs from the listed one by at most this much.
-        sampled_below: The false positives at thresholds below this score, and the bins below it, are estimated from a
-            sample of the irrelevant pairs; -inf where all pairs were counted.
+        relevant_counts: Number of relevant pairs in each bin.
+        irrelevant_counts: Number of irrelevant pairs in each bin.
+        tolerance: Each count is exact for a threshold that differs from the listed threshold by at most this much.
+        sampled_below: Below this score, false positives and bins are estimated from a sample of the irrelevant pairs; -inf
+            if all pairs were counted.
 
     Examples:
         >>> counts = PairCounts(np.array([0.2, 0.8]), np.array([4, 2]), np.array([6, 1]), 4, 20,
@@ -63,34 +63,34 @@ class PairCounts:
 
     @property
     def precision(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs among the accepted pairs, in [0, 1]; NaN where no pair is accepted."""
+        """Share of relevant pairs among the accepted pairs, in [0, 1]; NaN if no pair is accepted."""
         accepted = self.true_positives + self.false_positives
         return np.where(accepted > 0, self.true_positives / np.maximum(accepted, 1), math.nan)
 
     @property
     def recall(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are accepted, in [0, 1]; NaN where there are none."""
+        """Share of relevant pairs that are accepted, in [0, 1]; NaN if there are no relevant pairs."""
         return self.true_positives / (self.relevant or math.nan)
 
     @property
     def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of irrelevant pairs that are accepted, in [0, 1]; NaN where there are none."""
+        """Share of irrelevant pairs that are accepted, in [0, 1]; NaN if there are no irrelevant pairs."""
         return self.false_positives / (self.irrelevant or math.nan)
 
     @property
     def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are rejected, in [0, 1]; NaN where there are none."""
+        """Share of relevant pairs that are rejected, in [0, 1]; NaN if there are no relevant pairs."""
         return 1 - self.recall
 
     def at(self, threshold: float) -> tuple[float, float, float]:
-        """Return recall, precision and false match rate at the nearest counted threshold; NaN if there is none."""
+        """Return recall, precision and false match rate at the nearest listed threshold; NaN if there is none."""
         if not len(self.thresholds) or not math.isfinite(threshold):
             return math.nan, math.nan, math.nan
         nearest = int(np.abs(self.thresholds - threshold).argmin())
         return float(self.recall[nearest]), float(self.precision[nearest]), float(self.false_match_rate[nearest])
 
     def __str__(self) -> str:
-        """Return the rates at a few thresholds, from the lowest to the highest, as a table."""
+        """Return a table of the rates at a few thresholds, from the lowest to the highest."""
         head = f"{self.relevant:,} relevant and {self.irrelevant:,} irrelevant pairs"
         number = len(self.thresholds)
         if not number:
@@ -107,14 +107,14 @@ class PairCounts:
 
 
 def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> PairCounts:
-    """Return the numbers of pairs at a few hundred thresholds, and in bins of their scores. Collective.
+    """Return the numbers of pairs at a few hundred thresholds and in score bins. *Collective*.
 
     Thresholds are evenly spaced in the score, evenly spaced in recall, and geometrically spaced in the number of false
     positives.
 
     Args:
         pooled: Counts of all pairs.
-        points: Points whose thresholds are counted, too, where they are finite.
+        points: Operating points. Their finite thresholds are included.
     """
     vectors = pooled.vectors
     negatives = pooled.negatives
@@ -153,7 +153,7 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
 
 
 def _bin_edges(pooled: PooledPairs) -> tuple[Floats, Floats]:
-    """Return ascending edges of bins that hold all pairs, in the units of the data and as exact scores. Collective."""
+    """Return ascending edges of bins that contain all pairs, in the units of the data and as exact scores. *Collective*."""
     vectors = pooled.vectors
     scores = pooled.grid.scores[[0, -1]]
     sample = pooled.negatives.sample
@@ -166,46 +166,46 @@ def _bin_edges(pooled: PooledPairs) -> tuple[Floats, Floats]:
     else:
         above_all = high + 1e-6 * max(high - low, abs(high), 1e-30)
         edges = np.unique(np.linspace(low, above_all, BINS + 1))
-    # Exact scores end at 1. An edge above all distances is the score of no pair; it would be infinite.
+    # Exact scores end at 1. An edge above all distances is not the score of any pair, and would be infinite.
     edge_scores = np.minimum(vectors.scale.from_user(edges), 2.0)
-    # `lowest` is the score of no pair. Converted to the units of the data and back, it may have moved.
+    # `lowest` may have changed in the conversion to the units of the data and back.
     edge_scores[0] = min(edge_scores[0], lowest)
     return edges, edge_scores
 
 
 def _edges_of_distances(low: float, high: float) -> Floats:
-    """Return edges with a bin for each whole distance, or for several; the last edge lies above all distances."""
+    """Return edges with a bin for one or several whole distances. The last edge is above all distances."""
     step = math.ceil((high - low + 1) / BINS)
     return np.arange(low, high + step + 0.5, step)
 
 
 def _scores_to_try(pooled: PooledPairs, edge_scores: Floats) -> Floats:
-    """Return scores that may become thresholds, ascending: edges of bins, and thousands of scores of pairs. Collective."""
+    """Return ascending scores that may become thresholds: bin edges, and thousands of pair scores. *Collective*."""
     highest = pooled.negatives.highest_values()
     scores = [edge_scores]
     for values in (pooled.grid.scores, pooled.negatives.sample.estimates, highest):
         step = max(1, len(values) // SCORES_TO_TRY)
         scores.append(values[::step])
     if len(highest):
-        # Geometrically spaced in their rank, since false match rates are read on a logarithmic axis.
+        # Geometrically spaced in rank, because plots show false match rates on a logarithmic axis.
         ranks = np.unique(np.geomspace(1, len(highest), SCORES_TO_TRY).astype(np.int64))
         scores.append(highest[len(highest) - ranks])
     return np.unique(np.concatenate(scores))
 
 
 def first_with_at_most(counts: Counts, limits: Floats) -> Ints:
-    """Return, for each limit, the position of the first of some descending counts that is not above it; else the last."""
+    """Return, for each limit, the position of the first descending count that is at most the limit; else the last."""
     positions: Ints = np.searchsorted(-counts, -limits).clip(max=len(counts) - 1)
     return positions
 
 
 def _with_points(counts: Ints, of_points: Sequence[int]) -> Ints:
-    """Return counts at thresholds, followed by those of operating points."""
+    """Return the counts at thresholds, followed by the counts at operating points."""
     return np.concatenate([counts, np.array(of_points, np.int64)])
 
 
 def _tolerance(vectors: Vectors, scores: Floats, error: float) -> float:
-    """Return the largest width, in the units of the data, of the interval that an error leaves for some exact scores."""
+    """Return the largest width, in the units of the data, of an exact score's interval plus or minus the error."""
     if not error:
         return 0.0
     widths = vectors.scale.to_user(scores + error) - vectors.scale.to_user(scores - error)

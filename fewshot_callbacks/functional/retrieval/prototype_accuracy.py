@@ -1,20 +1,20 @@
-"""Nearest-prototype accuracy: how often the most similar class mean is that of the query's own class.
+"""Nearest-prototype accuracy: how often the most similar class mean is the mean of the query's own class.
 
-The prototypes are those of Snell, Swersky and Zemel, "Prototypical networks for few-shot learning", NeurIPS 2017, over
-all items of a class; the classifier is the nearest class mean of Mensink, Verbeek, Perronnin and Csurka,
-"Distance-based image classification: generalizing to new classes at near-zero cost", TPAMI 2013.
+The prototypes are from Snell, Swersky and Zemel, "Prototypical networks for few-shot learning", NeurIPS 2017, but over all
+items of a class. The classifier is the nearest class mean from Mensink, Verbeek, Perronnin and Csurka, "Distance-based image
+classification: generalizing to new classes at near-zero cost", TPAMI 2013.
 
 It is Recall@1 with the class means, rounded to float64, as the gallery.
 
-Why the means are sums of integers. A sum of float64 numbers depends on their order: on the order of the items, on how they
-are spread over processes, and on whether a query was subtracted from a sum or never added. Prototypes that differ in the
-last digit rank differently where they should tie. So each component of an item is rounded to a grid, 2**-(62 - log2 n) of
+Why the means are sums of integers: a sum of float64 numbers depends on the order of the items, on their distribution over
+processes, and on whether a query was subtracted or never added. Prototypes that differ in the last digit would then rank
+differently although they should tie. So each component of an item is rounded to a grid with the step 2**-(62 - log2 n) of
 the largest such component in its class, where n is the size of the largest class. Sums of these integers are exact in any
-order, and leaving a query out of its class is a subtraction. Sums in float64 would be shorter, but depend on the order;
-`math.fsum` does not, but sums one component of one class at a time, and once more for each query that is left out.
+order, and a query is left out of its class by a subtraction. `math.fsum` is also independent of the order, but it sums one
+component of one class at a time, and again for each query that is left out.
 
-A class that holds one huge item has a huge mean and a coarse grid, but the grids of other classes do not depend on it.
-Equal means are rounded to equal float64 numbers for any number of items, so that they are equally similar.
+A class with one huge item has a huge mean and a coarse grid, but the grids of other classes do not depend on it. Equal means
+are rounded to equal float64 numbers for any number of items, so they are equally similar.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._reading import computable
 from fewshot_callbacks.settings import Similarity
 
-# Float64 numbers that are in memory for each component of a prototype or of an item while means are made; fewer are needed.
+# Upper bound on the float64 numbers in memory per component of a prototype or an item while means are computed.
 NUMBERS_PER_COMPONENT = 16
 
 
@@ -54,11 +54,10 @@ def prototype_accuracy(
     memory_bytes: int,
     processes: Processes = ALONE,
 ) -> Float[Tensor, "queries"]:
-    """Return whether the most similar prototype of each query is that of its own class. Collective.
+    """Return, for each query, whether the most similar prototype is the prototype of its own class. *Collective*.
 
-    The prototype of a class is the mean of its gallery items, rounded to float64: for cosine the mean of the items scaled to
-    length 1, which is the usual choice, otherwise the plain mean. Every class of the gallery competes, also one that no
-    query belongs to.
+    The prototype of a class is the mean of its gallery items, rounded to float64. For cosine, the items are scaled to length
+    1 first, which is the usual choice. Every class of the gallery competes, even if no query belongs to it.
 
     Args:
         queries: (queries, dim) floating-point rows, finite.
@@ -67,16 +66,15 @@ def prototype_accuracy(
         gallery_labels: The class of each item.
         similarity: Similarity of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to
             everything.
-        same_set: Queries and gallery are the same items in the same order. Each query is then left out of the prototype
-            of its own class.
-        memory_bytes: Bound on the memory used beyond the embeddings, as far as 16 prototypes and the least that a pass over
-            these queries takes fit into it.
-        processes: All processes that hold queries and gallery items; the result is that of the queries of this one.
+        same_set: Whether queries and gallery are the same items in the same order. Each query is then left out of the
+            prototype of its own class.
+        memory_bytes: Bound on the memory beyond the embeddings. It is exceeded if 16 prototypes, or the smallest possible
+            pass over these queries, need more.
+        processes: All processes that have queries and gallery items. The result is for the queries of this process.
 
     Returns:
-        One value for each query: 1 where its own prototype is the most similar, 1 / n where it is one of n equally
-        similar ones (its chance to be named first), otherwise 0. NaN where its class has no prototype: no item in the
-        gallery, or with one set none but the query itself.
+        (queries,) 1 if the query's own prototype is the most similar, 1 / n if it is one of n equally similar prototypes,
+        otherwise 0. NaN if its class has no prototype, because the gallery has no item of the class except the query itself.
 
     Examples:
         >>> import torch
@@ -115,15 +113,15 @@ class _PrototypeComparison:
     same_set: bool
 
     def count_others(self, memory_bytes: int) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"]]:
-        """Return how many prototypes of other classes are more similar to each query than its own, and how many as similar.
+        """Return how many other prototypes are more similar to each query than its own, and how many are equally similar.
 
-        Collective.
+        *Collective*.
 
         Args:
             memory_bytes: Budget of the pass over all pairs.
         """
         means = self.means
-        # All blocks of sums, if they fit into the budget; else they are computed once for each of the two loops.
+        # All blocks of sums, if they fit into the budget. Otherwise they are computed in both loops.
         cached = list(means.blocks()) if len(means.counts) <= means.classes_at_once else None
         scores = np.full(len(self.queries), -np.inf)
         for sums in cached or means.blocks():
@@ -140,7 +138,7 @@ class _PrototypeComparison:
         return better, equal
 
     def _scores_of_own_class(self, batch: Int[Tensor, "batch"], sums: _Sums) -> Float[np.ndarray, "batch"]:
-        """Return the exact score of some queries with the prototype of their class, in the units of the data.
+        """Return the exact scores of some queries with the prototypes of their classes, in the units of the data.
 
         Args:
             batch: Indices of queries whose classes are in the block.
@@ -160,7 +158,7 @@ class _PrototypeComparison:
         scores: Float[np.ndarray, "batch"],
         memory_bytes: int,
     ) -> RankBlock:
-        """Return the rank that a score of each query has among the prototypes of a block of classes, without its own class.
+        """Return the rank of each query's score among the prototypes of a block of classes, without its own class.
 
         Args:
             batch: Indices of queries.
@@ -178,10 +176,10 @@ class _PrototypeComparison:
 
 
 def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) -> PairRelevance:
-    """Return the relevance in which the only relevant item of a query is the prototype of its class, if it is among these.
+    """Return the relevance in which the prototype of a query's class is its only relevant item, if this block contains it.
 
     Args:
-        prototype: Number of the prototype of each query's class; other numbers are those of other blocks.
+        prototype: Index of the prototype of each query's class. Indices out of range belong to other blocks.
         prototypes: Number of prototypes.
     """
     is_present = (prototype >= 0) & (prototype < prototypes)
@@ -192,7 +190,7 @@ def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) 
 
 @dataclass(frozen=True)
 class _Sums:
-    """The sums of the items of a block of classes, as integers: components are multiples of `scale * 2**-bits`."""
+    """The sums of the items of a block of classes, as integer multiples of `scale * 2**-bits`."""
 
     # number of the first class
     first: int
@@ -212,8 +210,8 @@ class _Sums:
     ) -> Float[Tensor, "rows dim"]:
         """Return the means of some classes, rounded to float64.
 
-        Each step depends on the quotient alone, so that equal means are equal bit for bit. The result is the nearest
-        float64 wherever the quotient is at least the number of items; below, a tie may fall to the other side.
+        Each step depends only on the quotient, so equal means are bit-identical. The result is the nearest float64 if the
+        quotient is at least the number of items. For a smaller quotient, a tie may be rounded the other way.
 
         Args:
             index: Positions of the classes in this block.
@@ -226,7 +224,7 @@ class _Sums:
             sums = sums - _on_grid(held_out, scale, self.bits)
             counts = counts - 1
         quotient = torch.div(sums, counts, rounding_mode="trunc").double()
-        rest = sums - quotient.long() * counts  # exact, since no mean lies beyond 2**(bits + 1), which float64 holds
+        rest = sums - quotient.long() * counts  # exact, since no mean exceeds 2**(bits + 1), which float64 represents
         return (quotient + rest.double() / counts.double()) * 2.0**-self.bits * scale
 
 
@@ -238,8 +236,8 @@ class _ClassMeans:
         item_class: Class numbers of the items.
         classes: The number of classes.
         similarity: For cosine, items are scaled to length 1 first.
-        memory_bytes: Budget, half of which is for the pass over all pairs.
-        processes: All processes that hold items.
+        memory_bytes: Budget. Half of it is for the pass over all pairs.
+        processes: All processes that have items.
     """
 
     def __init__(
@@ -261,30 +259,30 @@ class _ClassMeans:
         dim = gallery.shape[1]
         self.classes_at_once = max(16, memory_bytes // 4 // (8 * NUMBERS_PER_COMPONENT * dim))
         self.rows_at_once = min(4096, self.classes_at_once)
-        # At this scale, dot products with means stay in the range of float64. A power of two changes no comparison.
+        # At this scale, dot products with means stay in the range of float64. A power of two does not affect comparisons.
         largest = max(abs(float(end)) for end in gallery.aminmax()) if len(gallery) else 0.0
         exponent = math.frexp(processes.largest([largest])[0])[1] + dim.bit_length() + 2
         self.scale = 2.0 ** min(-exponent, 1023) if similarity == "dot" else 1.0
 
     def _everywhere(self, mine: Tensor, over_processes: Callable[..., Any]) -> Tensor:
-        """Return the sum or the maximum of each number over all processes. Collective."""
+        """Return the sum or the maximum of each number over all processes. *Collective*."""
         reduced = over_processes(self.processes.gather(mine.cpu().numpy()), axis=0)
         return torch.from_numpy(reduced).to(mine.device)
 
     def prepared(self, vectors: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-        """Return items as they are averaged, by operations whose result depends on each row alone."""
+        """Return items in the form that is averaged. Each result depends only on its own row."""
         vectors = vectors.double()
         if self.similarity != "cosine":
             return vectors * self.scale
         largest = vectors.abs().amax(dim=1, keepdim=True)
-        # Divided by a power of two, so that no square overflows or underflows.
+        # The division by a power of two prevents overflow and underflow of squares.
         vectors = vectors / _power_of_two(largest)
-        # A cumulative sum runs from the first component to the last, whatever the layout in memory is.
+        # A cumulative sum adds the components in order, whatever their layout in memory.
         length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()
         return vectors / length.masked_fill(length == 0, 1.0)
 
     def blocks(self) -> Iterator[_Sums]:
-        """Yield the sums of all classes, a block of classes at a time. Collective."""
+        """Yield the sums of all classes, one block of classes at a time. *Collective*."""
         for first in range(0, len(self.counts), self.classes_at_once):
             counts = self.counts[first : first + self.classes_at_once]
             largest = self.gallery.new_zeros((len(counts), self.gallery.shape[1]), dtype=torch.float64)
@@ -297,7 +295,7 @@ class _ClassMeans:
             yield _Sums(first, self._everywhere(sums, np.sum), scale, counts, self.bits)
 
     def _items(self, first: int, classes: int) -> Iterator[tuple[Float[Tensor, "items dim"], Int[Tensor, "items"]]]:
-        """Yield the items of some neighbouring classes in batches, with the number of each item's class from `first` on."""
+        """Yield the items of consecutive classes in batches, with the class index of each item, counted from `first`."""
         ends = self.item_class.new_tensor([first, first + classes])
         start, stop = torch.searchsorted(self.item_class, ends).tolist()
         for batch in torch.arange(start, stop).split(self.rows_at_once):
@@ -305,7 +303,7 @@ class _ClassMeans:
 
 
 def _power_of_two(values: Tensor) -> Tensor:
-    """Return the largest power of two that is not above each value; 1 for 0."""
+    """Return the largest power of two that does not exceed each value; 1 for 0."""
     return torch.where(values == 0, 1.0, values / (2 * torch.frexp(values)[0]))
 
 

@@ -1,4 +1,4 @@
-"""The mean of a metric over queries, or over classes, and its interval."""
+"""The mean of a metric over queries or over classes, and its interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fewshot_callbacks.settings import RequestedMetric
 def mean_over_queries(
     requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
 ) -> tuple[float, Interval]:
-    """Return the mean over the queries that have a value, or over the means of their classes, and its interval."""
+    """Return the mean over the queries with a value (macro metrics: over class means), and its interval."""
     bounds = requested.metric.range
     mean = mean_of_queries(requested, values, labels)
     if requested.is_macro:
@@ -25,5 +25,5 @@ def mean_over_queries(
 def mean_of_queries(
     requested: RequestedMetric, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
 ) -> float:
-    """Return the mean over the queries that have a value, or over the means of their classes."""
+    """Return the mean over the queries with a value (macro metrics: over class means)."""
     return macro_mean(values, labels) if requested.is_macro else exact_mean(values[~values.isnan()])

@@ -1,25 +1,25 @@
-"""Ranking metrics of each query, from the ranks of its relevant items (`RankBlock`).
+"""Ranking metrics of each query, computed from the ranks of its relevant items (`RankBlock`).
 
-A new metric is a function of a `RankBlock`, the parameters of its key and a rule for ties, that returns one value for each
-query; `registry.py` gives it a key. Rows of a block are queries. Columns are relevant items in ascending order of their
-scores, so that the best item stands last.
+To add a metric, write a function that takes a `RankBlock`, the parameters of the metric's key and a rule for ties, and
+returns one value for each query. `registry.py` gives it a key. Rows of a block are queries. Columns are relevant items in
+ascending order of their scores, so the best item is in the last column.
 
-Equal scores have no order, so a metric is the mean over all orders of each tied group, in closed form
-(`ties="expected"`; McSherry and Najork, "Computing Information Retrieval Performance Measures Efficiently in the
-Presence of Tied Scores", ECIR 2008), or its value where the relevant items come first in each group (`"optimistic"`)
-or last (`"pessimistic"`).
+Equal scores have no order. A metric is therefore the mean over all orders of each tied group, in closed form
+(`ties="expected"`; McSherry and Najork, "Computing Information Retrieval Performance Measures Efficiently in the Presence of
+Tied Scores", ECIR 2008), or its value with the relevant items first in each group (`"optimistic"`) or last
+(`"pessimistic"`).
 
-Where ties count: an optimistic rank adds `negatives_above` alone, a pessimistic one `negatives_tied`, too, and for the
-expected value `groups_to_average` returns the tied groups, whose terms are then replaced by their means.
+How ties enter: an optimistic rank adds only `negatives_above`, and a pessimistic rank adds `negatives_tied`, too. For the
+expected value, `groups_to_average` returns the tied groups, and their terms are replaced by their means.
 
-A sum over the relevant items of a query adds one after the other, so that neither the other queries of a block nor its
-padding change a bit of it (`_sum_columns`). It runs from the least to the most similar item, but for `ndcg`, which begins
-with the most similar.
+A sum over the relevant items of a query adds one item after the other, so neither the other queries of a block nor its
+padding affect its bits (`_sum_columns`). It begins with the least similar item, except in `ndcg`, which begins with the most
+similar item.
 
 In formulas, k is the rank at which a ranking is cut, and R the number of relevant items of a query. A tied group has s
-candidates: n negatives and r relevant items. Above it stand a candidates, m of them relevant.
+candidates: n negatives and r relevant items. There are a candidates above it, and m of them are relevant.
 
-A relevant item that is not in the gallery has no rank: it counts towards R, and nowhere else (`with_absent`).
+A relevant item that is not in the gallery has no rank. It only counts towards R (`with_absent`).
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ from fewshot_callbacks.settings import Divisor, Ties
 
 
 def check_ties(ties: str) -> None:
-    """Raise an error for an unknown rule for ties, with the known ones."""
+    """Raise an error for an unknown rule for ties."""
     if ties not in get_args(Ties):
         raise InputError(f"ties={ties!r} is unknown. Choose one of {', '.join(get_args(Ties))}.")
 
 
 def with_absent(ranks: RankBlock, absent: Int[Tensor, "queries"]) -> RankBlock:
-    """Return the ranks with relevant items that are not in the gallery, as trec_eval counts them: they have no rank.
+    """Return the ranks with additional relevant items that are not in the gallery. They have no rank, as in trec_eval.
 
     Args:
         ranks: The ranks of some queries.
-        absent: Number of such items of each query. `relevant` of the result counts them, `valid` does not.
+        absent: Number of such items per query. The `relevant` of the result includes them; `valid` does not.
     """
     return replace(ranks, relevant=ranks.relevant + absent)
 
 
 def relevant_ranks(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries columns"]:
-    """Return the rank of each relevant item; rank 1 is the best. A mean of ranks is exact with every rule for ties.
+    """Return the rank of each relevant item. Rank 1 is the best. A mean of ranks is exact with every rule for ties.
 
     Args:
         ranks: The ranks of some queries.
         ties: The rule for equal scores. With `"expected"` a rank is its mean over all orders of the tied group: the j-th
-            best of r relevant items in a group of s candidates has the mean place j (s + 1) / (r + 1). A function of mean
-            ranks is not the mean of the function, unless it is linear.
+            best of r relevant items in a group of s candidates has the mean place j (s + 1) / (r + 1). A nonlinear function
+            of mean ranks is not the mean of the function.
 
     Returns:
         float64, at least 1, in descending order of the columns; NaN in columns that are not valid.
@@ -104,7 +104,7 @@ def relevant_ranks(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "
 
 
 def only_queries(ranks: RankBlock, queries: Int[Tensor, "chosen"] | Bool[Tensor, "queries"]) -> RankBlock:
-    """Return the ranks of some queries of a block, by their rows or by a mask."""
+    """Return the ranks of some queries of a block, selected by row indices or a mask."""
     parts: dict[str, Any] = {}
     for field in fields(ranks):
         values = getattr(ranks, field.name)
@@ -113,7 +113,7 @@ def only_queries(ranks: RankBlock, queries: Int[Tensor, "chosen"] | Bool[Tensor,
 
 
 def with_one_column(ranks: RankBlock) -> RankBlock:
-    """Return ranks without columns with one column that is not valid, so that no metric needs a case for them."""
+    """Return ranks that have no columns with one invalid column, so that metrics need no special case."""
     zeros = torch.zeros(len(ranks.relevant), 1, dtype=torch.int64, device=ranks.relevant.device)
     return replace(
         ranks,
@@ -133,13 +133,13 @@ def with_one_column(ranks: RankBlock) -> RankBlock:
 def average_precision(
     ranks: RankBlock, ties: Ties = "expected", cut: Int[Tensor, "queries"] | None = None
 ) -> Float[Tensor, "queries"]:
-    """Return the sum of the precisions at the ranks of the relevant items, divided by their number R.
+    """Return average precision: the sum of the precisions at the ranks of the relevant items, divided by their number R.
 
     Args:
         ranks: The ranks of some queries.
         ties: The rule for equal scores.
-        cut: Only ranks up to this one count; with `cut = R` this is MAP@R (Musgrave, Belongie and Lim,
-            "A Metric Learning Reality Check", ECCV 2020). By default all ranks count: average precision.
+        cut: Only ranks up to this rank count. With `cut = R` this is MAP@R (Musgrave, Belongie and Lim, "A Metric Learning
+            Reality Check", ECCV 2020). By default all ranks count.
 
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
@@ -148,7 +148,7 @@ def average_precision(
 
 
 def map_at_r(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return MAP@R of each query: the sum of the precisions at its relevant ranks up to R, divided by R."""
+    """Return MAP@R: the sum of the precisions at the relevant ranks up to R, divided by R."""
     return average_precision(ranks, ties, cut=ranks.relevant)
 
 
@@ -159,14 +159,15 @@ def average_precision_at_k(
 
     Args:
         ranks: The ranks of some queries.
-        k: How far to look, at least 1.
-        divisor: `"min"` divides by min(R, k), the largest value that the sum can have; `"relevant"` by R;
-            `"found"` by the number of relevant items among the first k, as papers on hashing do.
-        ties: The rule for equal scores. With `"found"` the expected value is that of the ratio, and the optimistic order
-            need not have the larger value: one more relevant item at rank k lowers a mean of high precisions.
+        k: Number of ranks that count, at least 1.
+        divisor: `"min"` divides by min(R, k), the largest possible sum; `"relevant"` by R; `"found"` by the number of
+            relevant items among the first k, as in papers on hashing.
+        ties: The rule for equal scores. With `"found"`, the result is the expected value of the ratio. The optimistic order
+            need not have the larger value, because one more relevant item at rank k lowers a mean of high precisions.
 
     Returns:
-        One value in [0, 1] for each query; 0 where none was found; NaN for a query without a relevant candidate.
+        One value in [0, 1] for each query; 0 if no relevant item is among the first k; NaN for a query without a relevant
+        candidate.
     """
     cut = torch.full_like(ranks.relevant, k)
     precisions = _precision_sum(ranks, ties, cut)
@@ -200,16 +201,16 @@ def _precision_sum(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | N
 def _mean_precision_of_groups(group: TiedGroups, cut: Int[Tensor, "queries"] | None) -> Float[Tensor, "groups"]:
     """Return the mean, over all orders of each tied group, of the sum of the precisions at its relevant items.
 
-    Each place holds a relevant item with probability r / s. If place i does, each of the i - 1 places before it holds one of
-    the other r - 1 relevant items with probability (r - 1) / (s - 1), so that the expected precision at rank a + i is
-    (m + 1 + (i - 1) (r - 1) / (s - 1)) / (a + i). The result is r / s times the sum of this over the places i = 1 ... d
-    before the cut. With H = 1 / (a + 1) + ... + 1 / (a + d), that sum is
+    Each place has a relevant item with probability r / s. If place i has one, each of the i - 1 places before it has one of
+    the other r - 1 relevant items with probability (r - 1) / (s - 1). So the expected precision at rank a + i is
+    (m + 1 + (i - 1) (r - 1) / (s - 1)) / (a + i). The result is r / s times the sum of this expression over the places
+    i = 1 ... d before the cut. With H = 1 / (a + 1) + ... + 1 / (a + d), the sum is
 
         (m + 1) H + (r - 1) / (s - 1) (d - (a + 1) H).
 
     Args:
-        group: The tied groups; each has a negative, so that s > 1, and begins no later than the cut.
-        cut: Only ranks up to this one count, for each query; None for all.
+        group: The tied groups. Each has a negative, so s > 1, and begins no later than the cut.
+        cut: Last rank that counts, for each query; None for all ranks.
     """
     a = group.above.double()
     m = group.relevant_above.double()
@@ -222,12 +223,12 @@ def _mean_precision_of_groups(group: TiedGroups, cut: Int[Tensor, "queries"] | N
 
 
 def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Tensor, "queries"]) -> None:
-    """Write the expected ratio of precisions and found items to queries whose number found depends on the order of a tie.
+    """Write the expected AP@k over found items into `value`, for queries with a tied group that the cut divides.
 
-    Only the tied group that the cut divides makes the number found random. Of its s candidates, r of them relevant, d lie
-    inside the cut; h of these are relevant, with the hypergeometric distribution, and given h each set of h of the d
-    places is as likely as any other. So, with a candidates above the group, m of them relevant, and A the expected sum of
-    the precisions of these m,
+    Only this group makes the number of found items random. It has s candidates, r of them relevant, and d of its places are
+    inside the cut. The number h of relevant items in these places has the hypergeometric distribution, and given h, all sets
+    of h of the d places are equally likely. There are a candidates above the group, m of them relevant, and A is the
+    expected sum of the precisions of these m items. Then
 
         E[ratio] = sum over h of P(h) / (m + h) * (A + h / d * sum_{i=1..d} (m + 1 + (i-1) (h-1)/(d-1)) / (a + i)).
     """
@@ -251,20 +252,18 @@ def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Te
 
 
 def auroc(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return the area under the ROC curve: the share of pairs of a relevant item and a negative in the right order.
+    """Return the area under the ROC curve: the share of (relevant item, negative) pairs in the right order.
 
-    It is the statistic of Mann and Whitney (1947), and the chance that a random relevant item scores higher than a random
-    negative (Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve",
-    Radiology 1982).
+    It is the statistic of Mann and Whitney (1947), and the probability that a random relevant item scores higher than a
+    random negative (Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC)
+    curve", Radiology 1982).
 
     Args:
         ranks: The ranks of some queries.
-        ties: The rule for equal scores: a tie of a relevant item and a negative is one half of a pair, or all or nothing
-            of it.
+        ties: The rule for equal scores. A pair with equal scores counts as one half (expected), one or zero.
 
     Returns:
-        One value in [0, 1] for each query; 0.5 for scores that know nothing; NaN without a relevant candidate, and without
-        a negative.
+        One value in [0, 1] for each query; 0.5 for random scores; NaN without a relevant candidate or without a negative.
     """
     assert ranks.negatives is not None
     tied_in_wrong_order = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}[ties]
@@ -278,11 +277,11 @@ def auroc(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]
 
 
 def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return the (expected) number of relevant items among the first k; divided by k this is precision@k.
+    """Return the (expected) number of relevant items among the first k. Divided by k, it is precision@k.
 
     Args:
         ranks: The ranks of some queries.
-        k: How far to look, for each query; with `k = R`, `hits / R` is R-precision.
+        k: Number of ranks that count, for each query. With `k = R`, `hits / R` is R-precision.
         ties: The rule for equal scores.
 
     Returns:
@@ -318,8 +317,8 @@ def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
 
     Args:
         ranks: The ranks of some queries.
-        k: How far to look, at least 1. The divisor is k also where a query has fewer than k candidates: the places that
-            stay empty count as misses.
+        k: Number of ranks that count, at least 1. If a query has fewer than k candidates, the divisor is still k, so empty
+            ranks count as misses.
         ties: The rule for equal scores.
 
     Returns:
@@ -330,11 +329,11 @@ def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
 
 
 def ir_recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return recall@k of information retrieval: the (expected) share of a query's relevant items that are among the first k.
+    """Return recall@k as in information retrieval: the (expected) share of a query's relevant items among the first k.
 
     Args:
         ranks: The ranks of some queries.
-        k: How far to look, at least 1. With R > k relevant items the largest possible value is k / R.
+        k: Number of ranks that count, at least 1. With R > k relevant items, the largest possible value is k / R.
         ties: The rule for equal scores.
 
     Returns:
@@ -344,11 +343,11 @@ def ir_recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
 
 
 def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return Recall@K of metric learning (CMC@K): whether a relevant item is among the first k; its probability under ties.
+    """Return Recall@K as in metric learning (CMC@K): whether, or how probably, a relevant item is among the first k.
 
     Args:
-        ranks: The ranks of some queries; those of the best relevant item suffice.
-        k: How far to look, at least 1.
+        ranks: The ranks of some queries. The ranks of the best relevant item suffice.
+        k: Number of ranks that count, at least 1.
         ties: The rule for equal scores.
 
     Returns:
@@ -367,11 +366,11 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
 
 
 def without_nearest(ranks: RankBlock, number: Int[Tensor, "queries"]) -> RankBlock:
-    """Return the ranks without some of the best relevant items of each query, such as copies: those are no candidates.
+    """Return the ranks without some of the best relevant items of each query, such as its copies.
 
     Args:
         ranks: The ranks of some queries.
-        number: How many items of each query are left out. No candidate scores higher than they do; candidates that tie
+        number: Number of items to leave out for each query. No candidate scores higher than these items; candidates that tie
             with them stay.
     """
     in_best_group = ranks.relevant_above == 0
@@ -391,8 +390,8 @@ def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = N
 
     Args:
         ranks: The ranks of some queries.
-        k: How far to look, at least 1: a first relevant item beyond counts 0 (MRR@k). None looks at all ranks.
-        ties: The rule for equal scores. In a tied group of s candidates, r of them relevant, the first of these r is at
+        k: Number of ranks that count, at least 1. A first relevant item beyond k counts as 0 (MRR@k). None counts all ranks.
+        ties: The rule for equal scores. In a tied group of s candidates with r relevant items, the first relevant item is at
             place x with probability C(s - x, r - 1) / C(s, r), the negative hypergeometric distribution.
 
     Returns:
@@ -415,17 +414,17 @@ def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = N
 
 
 def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return nDCG@k with binary relevance: the discounted number of relevant items among the first k, over the best one.
+    """Return nDCG@k with binary relevance: the discounted gain of the first k ranks, divided by the best possible one.
 
-    It is the sum of 1 / log2(rank + 1) over these items, divided by the same sum of the ideal order, which has min(R, k)
-    relevant items first.
+    The gain is the sum of 1 / log2(rank + 1) over the relevant items among the first k. The best possible order has
+    min(R, k) relevant items first.
 
-    Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 2002; the gain 2^rel - 1 and
-    this discount are those of Burges et al., "Learning to rank using gradient descent", ICML 2005.
+    Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 2002. The gain 2^rel - 1 and this
+    discount are from Burges et al., "Learning to rank using gradient descent", ICML 2005.
 
     Args:
         ranks: The ranks of some queries.
-        k: How far to look, at least 1.
+        k: Number of ranks that count, at least 1.
         ties: The rule for equal scores.
 
     Returns:
@@ -433,7 +432,7 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     """
     rank = found_at(ranks) + ranks.negatives_above
     if ties != "optimistic":
-        # Expected: so that discounts reach to the end of each tied group, whose gains are then averaged.
+        # For the expected value, discounts reach to the end of each tied group, and its gains are averaged below.
         rank += ranks.negatives_tied
     rank.masked_fill_(~ranks.valid, 0)
     length = min(k, max(int(rank.max()), int(ranks.relevant.max())))
@@ -448,12 +447,12 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
         mean_discount = (discount_sum[end] - discount_sum[start]) / group.size.double()
         replace_tied(gain, ranks, group, group.relevant.double() * mean_discount)
     ideal = discount_sum[ranks.relevant.clamp(max=length)]
-    # The sum starts at the first rank, as that of the ideal does: a perfect order has exactly 1.
+    # The sum starts at the first rank, as in the ideal sum, so a perfect order gives exactly 1.
     return _sum_columns(gain.flip(1)) / ideal.masked_fill(ranks.relevant == 0, torch.nan)
 
 
 def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return INP: the number of relevant items R over the rank of the last of them; its mean over the queries is mINP.
+    """Return INP: the number of relevant items R over the rank of the last one. Its mean over the queries is mINP.
 
     Ye, Shen, Lin, Xiang, Shao and Hoi, "Deep Learning for Person Re-Identification: A Survey and Outlook", TPAMI 2022.
 
@@ -462,8 +461,8 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
         ties: The rule for equal scores.
 
     Returns:
-        One value in [0, 1] for each query: 0 where a relevant item is not in the gallery; NaN for a query without a
-        relevant candidate.
+        One value in [0, 1] for each query; 0 if a relevant item is not in the gallery; NaN for a query without a relevant
+        candidate.
     """
     group = last_group(ranks)
     has_absent = relevant_in_gallery(ranks) < ranks.relevant
@@ -482,14 +481,14 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
 
 
 def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return the precision among the first k, or up to the last relevant item if that comes sooner.
+    """Return the precision among the first k, or up to the last relevant item if it is ranked higher.
 
-    So the program of the revisited Oxford and Paris benchmarks computes precision@k (Radenović, Iscen, Tolias, Avrithis
-    and Chum, "Revisiting Oxford and Paris: large-scale image retrieval benchmarking", CVPR 2018).
+    This is precision@k in the program of the revisited Oxford and Paris benchmarks (Radenović, Iscen, Tolias, Avrithis and
+    Chum, "Revisiting Oxford and Paris: large-scale image retrieval benchmarking", CVPR 2018).
 
     Args:
         ranks: The ranks of some queries.
-        k: How far to look, at least 1.
+        k: Number of ranks that count, at least 1.
         ties: The rule for equal scores.
 
     Returns:
@@ -500,7 +499,7 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
     last = group.above + group.relevant
     if ties != "optimistic":
         last = last + group.negatives
-    # Only where all relevant items are in the gallery has the last of them a rank.
+    # The last relevant item has a rank only if all relevant items are in the gallery.
     has_last = (ranks.relevant > 0) & (relevant_in_gallery(ranks) == ranks.relevant)
     order_matters = torch.zeros_like(has_last)
     if ties == "expected":
@@ -509,7 +508,7 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
     value = torch.where(is_sooner, ranks.relevant.double() / last.clamp(min=1), value)
     may_be_sooner = order_matters & (group.above + group.relevant <= k)
     if bool(may_be_sooner.any()):
-        # The mean of hits / k, and, where the rank of the last is at most k, of the excess of R / rank over it.
+        # The mean of hits / k, plus the mean excess of R / rank where the rank of the last item is at most k.
         cases, case = distinct(
             group.above[may_be_sooner], group.negatives[may_be_sooner], group.relevant[may_be_sooner]
         )
@@ -521,11 +520,11 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
 
 
 def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """Return AP as the area under the precision-recall curve by trapezoids, as the Oxford and Paris benchmarks do.
+    """Return AP as the trapezoidal area under the precision-recall curve, as in the Oxford and Paris benchmarks.
 
-    It is the sum over the relevant items of the mean of the precisions at their rank and just before it (1 before the first
-    rank), divided by R (Philbin, Chum, Isard, Sivic and Zisserman, "Object retrieval with large vocabularies and fast
-    spatial matching", CVPR 2007). It differs from average precision.
+    For each relevant item, take the mean of the precisions at its rank and just before it (1 before the first rank). The
+    result is the sum of these means, divided by R (Philbin, Chum, Isard, Sivic and Zisserman, "Object retrieval with large
+    vocabularies and fast spatial matching", CVPR 2007). It differs from average precision.
 
     Args:
         ranks: The ranks of some queries.
@@ -554,10 +553,10 @@ def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Fl
 
 
 def _sum_columns(values: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries"]:
-    """Return the sum over the columns, from the first to the last, so that columns of zeros do not change its bits."""
+    """Return the sum over the columns, in order, so that columns of zeros do not change its bits."""
     return values.cumsum(dim=1)[:, -1] if values.shape[1] else values.new_zeros(len(values))
 
 
 def _nan_for_zero(count: Int[Tensor, "queries"]) -> Float[Tensor, "queries"]:
-    """Return a count as a divisor: NaN for 0."""
+    """Return a count as a divisor, with NaN for 0."""
     return count.double().masked_fill(count == 0, torch.nan)

@@ -1,9 +1,10 @@
-"""`rank_reports`: the order of several evaluations of the same queries, and what chance leaves open of it.
+"""`rank_reports`: a ranking of several evaluations of the same queries, with an interval for each rank.
 
-Each two are compared query by query, and their p values are corrected for the number of pairs (Holm, 1979). Two differ if
-the corrected p value is small enough. The rank of a model is at least 1 plus the number of models that are better and
-differ from it, and at most the number of models minus those that are worse and differ (Mogstad, Romano, Shaikh and
-Wilhelm, "Inference for Ranks", Review of Economic Studies, 2024). Letters show which differ (Piepho, 2004).
+Each pair of models is compared query by query, and the p values are corrected for the number of pairs (Holm, 1979). Two
+models differ significantly if the corrected p value is small enough. The rank of a model is at least 1 plus the number of
+significantly better models, and at most the number of models minus the number of significantly worse models (Mogstad,
+Romano, Shaikh and Wilhelm, "Inference for Ranks", Review of Economic Studies, 2024). Letters show which models differ
+(Piepho, 2004).
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from fewshot_callbacks.system.words import counted
 
 
 class RankInterval(NamedTuple):
-    """The ranks that chance leaves open for a model; 1 is the best.
+    """The confidence interval of a model's rank; 1 is the best rank.
 
     Examples:
-        >>> RankInterval(1, 2).best
-        1
+        >>> print(RankInterval(1, 2))
+        1 to 2
     """
 
     best: int
@@ -51,7 +52,16 @@ class RankInterval(NamedTuple):
 @equal_with_nan
 @dataclass(frozen=True)
 class Ranking:
-    """The result of `rank_reports`; `print` shows a table, the best first.
+    """The result of `rank_reports`. `print` shows a table, the best model first.
+
+    Attributes:
+        metric: Key of the metric.
+        values: Name -> value, the best model first.
+        differences: (better, worse) -> the difference between the two models. The confidence level applies to each
+            interval separately.
+        p_values: (better, worse) -> p value of the hypothesis of no difference, corrected for the number of pairs; NaN if
+            the variance cannot be estimated.
+        confidence: Confidence level of all rank intervals together.
 
     Examples:
         >>> from fewshot_callbacks.functional import Interval
@@ -62,20 +72,14 @@ class Ranking:
     """
 
     metric: str
-    """key of the metric"""
     values: dict[str, float]
-    """name -> value, the best first"""
     differences: dict[tuple[str, str], Difference]
-    """(better, worse) -> the difference of the two, with the interval of this difference alone"""
     p_values: dict[tuple[str, str], float]
-    """(better, worse) -> p value of no difference, corrected for the number of pairs; NaN where there is no variance to
-    judge by"""
     confidence: float
-    """the share of sets in which all ranks lie in their intervals"""
 
     @property
     def ranks(self) -> dict[str, RankInterval]:
-        """Name -> the ranks that chance leaves open. All intervals hold together with the confidence."""
+        """Name -> interval of the model's rank. The confidence level applies to all intervals together."""
         intervals = {}
         for name in self.values:
             better = sum(worse == name for _, worse in self._differing)
@@ -85,7 +89,7 @@ class Ranking:
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The largest groups in which no two models differ. Two models differ if no group has both."""
+        """The largest groups in which no two models differ significantly. Two models differ if no group contains both."""
         groups = [tuple(self.values)]
         for better, worse in self._differing:
             split = []
@@ -100,11 +104,11 @@ class Ranking:
 
     @property
     def _differing(self) -> list[tuple[str, str]]:
-        """Pairs that differ; NaN is not below any level."""
+        """Pairs that differ significantly. A p value of NaN is not significant."""
         return [pair for pair, p in self.p_values.items() if p < 1 - self.confidence]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the ranking as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
+        """Return the ranking as plain values for JSON (NaN becomes None)."""
         ranks = self.ranks
         return {
             "metric": self.metric,
@@ -125,13 +129,13 @@ class Ranking:
         }
 
     def _letters(self, name: str) -> list[str]:
-        """Return the letter of each group that has a model; numbers if there are more groups than letters."""
+        """Return the letter of each group that contains the model; numbers if there are more groups than letters."""
         groups = self.groups
         letters = string.ascii_lowercase if len(groups) <= 26 else [str(number + 1) for number in range(len(groups))]
         return [letter for letter, group in zip(letters, groups, strict=False) if name in group]
 
     def rows(self) -> list[tuple[str, str, str, str, str, str]]:
-        """Return name, value, value minus the best, p against the best, ranks and letters of each model, for tables."""
+        """Return the cells of each model for a table: name, value, value minus the best, p, ranks and letters."""
         best = next(iter(self.values))
         ranks = self.ranks
         rows = []
@@ -150,16 +154,16 @@ class Ranking:
 
     @property
     def explanation(self) -> tuple[str, str]:
-        """Two sentences on the table."""
+        """The two lines below the table."""
         pairs = len(self.p_values)
         return (
-            "Models that share a letter do not differ beyond chance. All rank intervals together have "
-            f"{100 * self.confidence:g} % confidence.",
-            f"p is that of the difference to the best, corrected for {counted(pairs, 'pair')} (Holm).",
+            "Models that share a letter do not differ significantly. The confidence level of all rank intervals together is "
+            f"{100 * self.confidence:g} %.",
+            f"p tests the difference from the best model, corrected for {counted(pairs, 'pair')} (Holm).",
         )
 
     def __str__(self) -> str:
-        """Return a table with one model in a line, the best first."""
+        """Return a table with one model per line, the best model first."""
         rows = [(printable(name), *cells) for name, *cells in self.rows()]
         return "\n".join([*table(self.columns, rows), *self.explanation])
 
@@ -168,22 +172,23 @@ class Ranking:
 
 
 def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confidence: float = 0.95) -> Ranking:
-    """Return the order of several evaluations of the same queries by a metric, and what chance leaves open of it.
+    """Return a ranking of several evaluations of the same queries by a metric, with an interval for each rank.
 
-    Each two evaluations are compared query by query, as `compare_reports` does, with a p value for each pair. Holm's
-    correction accounts for the number of pairs, so that many equal models do not make one of them look better. An
-    interval of ranks has all ranks that chance leaves open for a model. Models with a letter in common do not differ
-    beyond chance. Chance is that of the classes and queries: another training seed is not in it.
+    Each pair of evaluations is compared query by query, as in `compare_reports`, with a p value. Holm's correction accounts
+    for the number of pairs, so comparing many equal models does not produce a winner by luck. Models that share a letter do
+    not differ significantly. Significance refers to other classes and queries of the same kind, not to another training
+    seed.
 
     Args:
         reports: Name -> report, or the path or address of a file that `RetrievalReport.save` has written; two or more.
-        metric: A metric with a value for each query, such as `recall@1`, or `macro_` before its key.
-        confidence: The share of sets in which all ranks lie in their intervals, in (0, 1). Two models differ if their
-            corrected p value is below 1 minus this.
+        metric: A metric with a value for each query, such as `mAP` or `recall@1`. `macro_` before the key compares means
+            over classes.
+        confidence: Confidence level of all rank intervals together, in (0, 1). Two models differ significantly if their
+            corrected p value is below `1 - confidence`.
 
     Raises:
-        ValueError: If there are fewer than two reports, they are not of the same queries, a file is not a saved report, or
-            the metric is missing from one of them, undefined, without a better direction or without a value for each query.
+        ValueError: If there are fewer than two reports, the reports have different queries, a file is not a saved report,
+            or the metric is missing from a report, NaN, without a better direction or without a value for each query.
 
     Examples:
         >>> import torch
@@ -197,13 +202,13 @@ def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confi
          noise 0.2    0.9700                        1 to 2       a
         noise 0.21    0.9600     -0.0100    0.1011  1 to 2       a
          noise 0.5    0.2000     -0.7700  < 0.0001       3       b
-        Models that share a letter do not differ beyond chance. All rank intervals together have 95 % confidence.
-        p is that of the difference to the best, corrected for 3 pairs (Holm).
+        Models that share a letter do not differ significantly. The confidence level of all rank intervals together is 95 %.
+        p tests the difference from the best model, corrected for 3 pairs (Holm).
     """
     normal_quantile(confidence)
     if len(reports) < 2:
         raise InputError(
-            f"rank_reports: {counted(len(reports), 'report')} cannot be ranked. Pass two or more, as name -> report."
+            f"rank_reports: cannot rank {counted(len(reports), 'report')}. Pass two or more, as name -> report."
         )
     loaded = {name: as_report(source) for name, source in reports.items()}
     refuse_other_queries("rank_reports", {repr(name): report for name, report in loaded.items()})
@@ -222,48 +227,48 @@ def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confi
 
 
 def common_metric(call: str, reports: Mapping[str, RetrievalReport], metric: str) -> RequestedMetric:
-    """Return a metric that reports can be compared by: each has it for each query, and one direction is better.
+    """Return the metric, if every report has it for each query and one direction is better.
 
     Args:
         call: The public function, for messages.
-        reports: The name of each report, and the report.
+        reports: Name -> report.
         metric: Key of the metric.
 
     Raises:
-        ValueError: If one of them lacks it.
+        ValueError: If the reports cannot be compared by this metric.
     """
     first, *others = reports.values()
     requested = first.requested(metric)
     rankable = [key for key in first.values if _is_rankable(first, key)]
-    fix = f"Take another metric: the first report has {', '.join(rankable) or 'none'}."
+    fix = f"Choose another metric; the first report has {', '.join(rankable) or 'none'}."
     if not _is_rankable(first, metric) and metric in first.values:
-        raise InputError(f"{call}: {metric!r} has no value for each query, or neither direction is better. {fix}")
+        raise InputError(f"{call}: {metric!r} has no per-query values, or neither direction is better. {fix}")
     for name, report in reports.items():
         if metric not in report.values:
             raise InputError(
-                f"{call}: the report {name!r} has no {metric!r}. Evaluate with it, or take another metric."
+                f"{call}: the report {name!r} has no {metric!r}. Evaluate with it, or choose another metric."
             )
         if math.isnan(report[metric]):
             raise InputError(f"{call}: {metric!r} of {name!r} is NaN. {fix}")
     if any(report.requested(metric) != requested for report in others):
-        raise InputError(f"{call}: {metric!r} is a metric of a user, and not the same in each report. {fix}")
+        raise InputError(f"{call}: {metric!r} is a different user-defined metric in each report. {fix}")
     return requested
 
 
 def _is_rankable(report: RetrievalReport, key: str) -> bool:
-    """Return whether a metric of a report has a value for each query, and better values."""
+    """Return whether a metric of a report has per-query values and a better direction."""
     requested = report.requested(key)
     return requested.of_queries in report.per_query and requested.metric.better is not None
 
 
 def _largest(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return each group once, without those that lie in another group."""
+    """Return each group once, without groups that are contained in another group."""
     distinct: Sequence[tuple[str, ...]] = list(dict.fromkeys(groups))
     return [group for group in distinct if not any(set(group) < set(other) for other in distinct)]
 
 
 def p_in_words(p_value: float) -> str:
-    """Return a p value with four digits; NaN is unknown."""
+    """Return a p value with four digits; "unknown" for NaN."""
     if math.isnan(p_value):
         return "unknown"
     return "< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"

@@ -1,11 +1,11 @@
-"""The metrics of an evaluation. A user asks for a metric by the key under which it is logged.
+"""The metrics of an evaluation. You request a metric by the key that it is logged under.
 
-A user may bring further metrics: objects of the class `Metric`, which stand wherever a key does. No list here has them.
+Users can add their own metrics, which are `Metric` objects and are accepted wherever a key is. No list here contains them.
 
-To add a metric to the package, add an entry to `METRICS`: its keys, reports, tables and messages follow from it. A
-metric of ranks is a function in `rank_metrics.py`; its entry has the input `ranks`. Two lists for readers are written
-by hand: the keys in the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the
-table of `docs/metrics/index.md`. `docs/project/add_a_metric.md` has all steps.
+To add a metric to the package, add an entry to `METRICS`. Its keys, reports, tables and messages follow from the entry. A
+metric of ranks is a function in `rank_metrics.py` and has the input `ranks`. Two lists for readers are written by hand: the
+keys in the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the table in
+`docs/metrics/index.md`. `docs/project/add_a_metric.md` describes all steps.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ METRICS = (
         "precision@{k}_last",
         "ranks",
         rank_metrics.precision_up_to_last,
-        "Share of the first {k} that is relevant, or of those up to the last relevant item: revisited Oxford and Paris.",
+        "Share of the first {k} that is relevant, or of the items up to the last relevant one: revisited Oxford and Paris.",
     ),
     Metric("ndcg@{k}", "ranks", rank_metrics.ndcg, "Discounted gain of the first {k}, over the best possible."),
-    # With one label for each item the relevance is 0 or 1, and both gains are the same.
+    # With one label per item, relevance is 0 or 1, and both gains are equal.
     Metric(
         "ndcg@{k}_linear",
         "ranks",
@@ -73,7 +73,7 @@ METRICS = (
         "auroc",
         "ranks",
         rank_metrics.auroc,
-        "Share of a relevant item and an irrelevant one in the right order; ties count one half.",
+        "Probability that a relevant item scores higher than an irrelevant one; ties count one half.",
     ),
     Metric("prototype_accuracy", "prototypes", None, "Share of queries nearest to the mean of their own class."),
     Metric(
@@ -96,13 +96,13 @@ METRICS = (
         "pair_f1",
         "pairs",
         attrgetter("decision.f1"),
-        "Harmonic mean of pair_precision and pair_recall; the best, unless threshold is given.",
+        "Harmonic mean of pair_precision and pair_recall, at the best threshold unless threshold is set.",
     ),
     Metric(
         "pair_threshold",
         "pairs",
         attrgetter("decision.threshold"),
-        "Score from which a pair is accepted for pair_precision, pair_recall and pair_f1.",
+        "Smallest accepted score for pair_precision, pair_recall and pair_f1.",
         range=None,
         better=None,
     ),
@@ -111,7 +111,7 @@ METRICS = (
         "pair_auroc",
         "pairs",
         attrgetter("auroc"),
-        "Share of a relevant pair and an irrelevant one in the right order; ties count one half.",
+        "Probability that a relevant pair scores higher than an irrelevant one; ties count one half.",
     ),
     Metric(
         "recall@precision{p}",
@@ -123,21 +123,21 @@ METRICS = (
         "fnmr@fmr{p}",
         "pairs",
         lambda pooled, p: pooled.at_false_match_rate[p].false_non_match_rate,
-        "Relevant pairs rejected where at most {p} of the irrelevant ones are accepted.",
+        "Share of the relevant pairs rejected at a threshold that accepts at most {p} of the irrelevant pairs.",
         better="lower",
     ),
     Metric(
         "eer",
         "pairs",
         attrgetter("equal_error_rate"),
-        "Rate at which as many relevant pairs are rejected as irrelevant ones accepted.",
+        "Rate at which the shares of rejected relevant pairs and of accepted irrelevant pairs are equal.",
         better="lower",
     ),
     Metric(
         "opis@fmr{p}",
         "classes",
         lambda consistency, p: consistency[p].opis,
-        "Variance between classes of what a threshold is worth to them, where a tenth of {p} to {p} of the others match.",
+        "Variance of a threshold's utility between classes, at thresholds with false match rates from {p} / 10 to {p}.",
         range=(0.0, 0.25),
         better="lower",
     ),
@@ -145,25 +145,25 @@ METRICS = (
         "opis_gap@fmr{p}",
         "classes",
         lambda consistency, p: consistency[p].gap(),
-        "How much less thresholds at these rates, up to {p}, are worth to the worst tenth of the classes than to all.",
+        "Mean utility of thresholds with false match rates up to {p}: all classes minus the worst tenth of the classes.",
         better="lower",
     ),
 )
 
 RELEVANCE_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10")
-"""What is reported by default if relevance is no single label: with judgements, lists, or several labels an item."""
+"""The default metrics if items do not have exactly one label each: with judgements, lists, or several labels per item."""
 
 
 def requested_metric(key: object, among: Sequence[Metric] | None = None) -> RequestedMetric:
-    """Return the metric of a key.
+    """Return the metric with this key.
 
     Args:
-        key: The key under which the metric is logged.
-        among: The metrics that there are; by default those of retrieval.
+        key: The key that the metric is logged under.
+        among: All available metrics; by default the retrieval metrics.
 
     Raises:
-        ValueError: If there is no such metric. The message names the one that is meant: written in other letters, under the
-            name of another library, or misspelt.
+        ValueError: If there is no such metric. The message suggests the key that you probably mean, also for misspelt keys
+            and for names from other libraries.
 
     Examples:
         >>> requested_metric("recall@5").meaning
@@ -176,10 +176,10 @@ def requested_metric(key: object, among: Sequence[Metric] | None = None) -> Requ
         fewshot_callbacks.errors.InputError: there is no metric 'RetrievalHitRate@5'; did you mean 'recall@5'?
     """
     if not isinstance(key, str):
-        raise InputError(f"metrics hold {key!r}. Each is the key under which it is logged, such as 'recall@1'.")
+        raise InputError(f"metrics contain {key!r}, which is not a key. Pass the keys of metrics, such as 'recall@1'.")
     of_queries = key.removeprefix(MACRO)
     if among is None:
-        among = METRICS  # not in the signature, where it would be that of the first import
+        among = METRICS  # as a default in the signature, it would keep the value from the first import
     for metric in among:
         match = metric.keys.fullmatch(of_queries)
         if match is not None:
@@ -190,23 +190,23 @@ def requested_metric(key: object, among: Sequence[Metric] | None = None) -> Requ
         raise InputError(f"there is no metric {key!r}; did you mean {meant!r}? {explanation}".rstrip())
     known = ", ".join(metric.pattern for metric in among)
     if any(metric.input == "ranks" for metric in among):
-        known += ", and macro_ before those of single queries"
-    raise InputError(f"there is no metric {key!r}. There are {known}.")
+        known += ", and macro_ before metrics of single queries"
+    raise InputError(f"there is no metric {key!r}. Pass one of {known}.")
 
 
 def _parameters(key: str, metric: Metric, match: re.Match[str]) -> dict[str, Any]:
-    """Return the parameters of a key, if its rank and its rate are in range, and if it has a mean over classes."""
+    """Return the parameters of a key. Refuse ranks and rates out of range, and `macro_` without per-query values."""
     of_queries = key.removeprefix(MACRO)
     if key != of_queries and not metric.is_of_queries:
         raise InputError(
-            f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
-            f"Ask for {of_queries!r}."
+            f"there is no metric {key!r}, because {of_queries} has no per-query values and therefore no mean over classes. "
+            f"Request {of_queries!r}."
         )
     return read_parameters(key, match)
 
 
 def is_pattern(pattern: object, among: Sequence[Metric]) -> bool:
-    """Return whether this is the key of a metric with one number left open, as `RequestedMetric.patterns` writes it."""
+    """Return whether this is a metric's key with `{k}` or `{p}` for one number, as in `RequestedMetric.patterns`."""
     if not isinstance(pattern, str) or len(re.findall(r"\{[kp]\}", pattern)) != 1:
         return False
     try:
@@ -215,8 +215,8 @@ def is_pattern(pattern: object, among: Sequence[Metric]) -> bool:
         return False
 
 
-# Names that other libraries, programs and papers give a metric, as `_bare` writes them -> the metric here. Those of
-# docs/coming_from are among them. A number in a name is a rank.
+# Names of metrics in other libraries, programs and papers, in the form of `_bare` -> the metric here. The names in
+# docs/coming_from are included. A number in a name is a rank.
 _PEERS = (
     (r"(mean)?averageprecision|m?ap|retrievalmap", "mAP"),
     (r"((mean)?averageprecision|retrievalmap|ap)@r", "map@r"),
@@ -228,7 +228,7 @@ _PEERS = (
     (r"mapcut@?\d+", "map@{k}_relevant"),
     (r"(retrievalmap|map)top(k=?)?@?\d+|retrievalmap@\d+", "map@{k}_found"),
     (r"((mean)?averageprecision|m?ap)@?\d+", "map@{k}_min"),
-    # papers on metric learning call the share of queries with a hit recall
+    # papers on metric learning use "recall" for the share of queries with a hit
     (r"(retrieval)?(hitrate|hits?|success|cmc|rank|cmcrank|r|acc|accuracy)(top)?@?\d*", "recall@{k}"),
     (r"(top|recalltop)@?\d+(acc|accuracy)?|precision@1|(top|rank)?\d+(acc|accuracy)", "recall@{k}"),
     (r"retrievalrecall(top)?@?\d*|recall\d+", "ir_recall@{k}"),
@@ -247,31 +247,33 @@ _PEERS = (
     (r"mindcf(@?\d*\.?\d+)?|mincost", "min_dcf@{p}"),
 )
 
-# What a message adds to the key that is meant, since other metrics have the same name elsewhere.
+# What a message adds to a suggested key, because other libraries use its name for another metric.
 _EXPLANATIONS = {
-    "pair_precision": "It is of all pairs at one threshold; precision@5 is of the first items of each query.",
-    "pair_recall": "It is of all pairs at one threshold; recall@1 is of queries with a hit, grouped_recall@1 the same in "
-    "groups of classes, ir_recall@10 of the relevant items of a query, recall@precision0.95 of all pairs at that precision.",
-    "pair_f1": "It is of all pairs at one threshold, as pair_precision and pair_recall; recall@1 is of queries with a hit.",
-    "pair_auroc": "It is of all pairs together; auroc is of the candidates of each query, and a mean over queries.",
-    "pair_threshold": "It is the score from which pairs are accepted for pair_precision, pair_recall and pair_f1.",
+    "pair_precision": "It is over all pairs at one threshold; precision@5 is over the first items of each query.",
+    "pair_recall": "It is over all pairs at one threshold. recall@1 is the share of queries with a hit, grouped_recall@1 "
+    "the same in groups of classes, ir_recall@10 the share of a query's relevant items that are found, and "
+    "recall@precision0.95 is over all pairs at this precision.",
+    "pair_f1": "It is over all pairs at one threshold, like pair_precision and pair_recall; recall@1 is the share of "
+    "queries with a hit.",
+    "pair_auroc": "It is over all pairs together; auroc is the mean over queries of the area for each query.",
+    "pair_threshold": "It is the smallest accepted score for pair_precision, pair_recall and pair_f1.",
 }
 
 
 def _bare(key: str) -> str:
-    """Return a key in small letters, without the signs between its words."""
+    """Return a key in lower case, without the signs between its words."""
     return re.sub(r"[\s_\-=:()]", "", re.sub(r"[_\- ]at[_\- ]", "@", key.lower()))
 
 
 def _meant(key: str, among: Sequence[Metric]) -> str | None:
-    """Return the key that is meant by a wrong one; None if no key is near.
+    """Return the key that a wrong key probably means; None if there is no similar key.
 
-    In this order: the same key in other letters, the name of another library, the same key with other signs between its
-    words, a key that is spelt nearly alike, and one that begins alike.
+    It tries, in this order: the key in another case, the name in another library, the key with other signs between its
+    words, a similarly spelt key, and a key with the same beginning.
     """
     of_queries = key[len(MACRO) :] if key.lower().startswith(MACRO) else key
     parameters = _numbers_in(of_queries)
-    # An example of each metric, with each divisor, so that one in other letters is found.
+    # One example per metric and divisor, to find keys in another case.
     examples = {
         metric.pattern.format(**parameters | {"divisor": divisor}): metric
         for metric in among
@@ -292,29 +294,29 @@ def _meant(key: str, among: Sequence[Metric]) -> str | None:
 
 
 def _numbers_in(key: str) -> dict[str, str]:
-    """Return the parameters of an example: the rank and the rate in a key, or usual ones."""
+    """Return the parameters of an example key: the rank and the rate in a key, or defaults."""
     rank = re.search(r"[1-9]\d*", key)
     rate = re.search(r"\d*\.\d+(e-?\d+)?|\d+e-\d+", key)
     return {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
 
 
 def requested_metrics(call: str, metrics: Metrics, among: Sequence[Metric] | None = None) -> list[RequestedMetric]:
-    """Return the metrics that are requested, each once.
+    """Return the requested metrics, each once.
 
     Args:
         call: The public function, for messages.
-        metrics: Keys; and metrics of a user, which keys may then name, too, such as `macro_f1@2` beside `F1.at(k=2)`.
-        among: The metrics that there are, all of which have keys; by default those of retrieval, and those of a user.
+        metrics: Keys and custom metrics. Keys may also name custom metrics in the same list: `macro_f1@2`, `F1.at(k=2)`.
+        among: All available metrics; by default the retrieval metrics and custom metrics.
 
     Raises:
-        ValueError: As `requested_metric`; or if the metrics are a single string, or there are none; or if a metric of a
-            user cannot be computed, or has the key of another one.
+        ValueError: As `requested_metric`; if `metrics` is a single string or empty; or if a custom metric cannot be computed
+            or has the key of another metric.
     """
     if isinstance(metrics, str):
-        raise InputError(f"{call}: metrics={metrics!r} is one word. Pass several keys: metrics=({metrics!r},).")
+        raise InputError(f"{call}: metrics={metrics!r} is a string. Pass a tuple of keys: metrics=({metrics!r},).")
     if not metrics:
         first = (among or METRICS)[0].pattern
-        raise InputError(f"{call}: metrics are empty. Ask for at least one, such as metrics=({first!r},).")
+        raise InputError(f"{call}: metrics are empty. Pass at least one key, such as metrics=({first!r},).")
     try:
         for metric in cast(Iterable[Any], metrics):
             if isinstance(metric, Metric | RequestedMetric):
@@ -326,13 +328,13 @@ def requested_metrics(call: str, metrics: Metrics, among: Sequence[Metric] | Non
     for key in keys:
         if keys.count(key) > 1:
             raise InputError(
-                f"{call}: metrics hold two metrics with the key {key!r}. Give one of them another pattern."
+                f"{call}: metrics contain two metrics with the key {key!r}. Give one of them another pattern."
             )
     return requested
 
 
 def find_metrics(metrics: Metrics, among: Sequence[Metric] | None = None) -> list[RequestedMetric]:
-    """Return the metrics that settings hold, see `stored_metrics`, each once; those of a user are not checked."""
+    """Return the metrics from `stored_metrics`, each once, without a check of custom metrics."""
     stored = tuple(cast(Iterable[Any], metrics))
     users_metrics = [metric.metric for metric in stored if isinstance(metric, RequestedMetric)]
     known = (*(METRICS if among is None else among), *users_metrics)
@@ -352,14 +354,14 @@ _IMPORT_PATH = re.compile(
 
 
 def stored_metrics(call: str, metrics: Iterable[Any]) -> tuple[Any, ...]:
-    """Return metrics as settings store them, each once: keys, and `RequestedMetric` for those of a user.
+    """Return metrics as settings store them, each once: keys, and `RequestedMetric` for custom metrics.
 
     Args:
         call: The class of the settings, for messages.
-        metrics: Keys, import paths and objects. Anything else is returned as it is.
+        metrics: Keys, import paths and objects. Anything else is returned unchanged.
 
     Raises:
-        ValueError: If an import path names no metric, or a metric stands without its parameters.
+        ValueError: If an import path does not name a metric, or a metric needs parameters and has none.
     """
     return tuple(dict.fromkeys(_stored_metric(call, metric) for metric in metrics))
 
@@ -372,7 +374,7 @@ def _stored_metric(call: str, metric: Any) -> Any:
         if metric.keys.groups:
             fields = " and ".join(metric.keys.groupindex)
             raise InputError(
-                f"{call}: the metric {metric.pattern!r} stands without {fields}. Pass its {metric.example}."
+                f"{call}: the metric {metric.pattern!r} needs {fields}. Pass the result of its {metric.example}."
             )
         metric = metric.at()
     if isinstance(metric, RequestedMetric) and not is_users(metric.metric):
@@ -381,32 +383,32 @@ def _stored_metric(call: str, metric: Any) -> Any:
 
 
 def _imported_metric(call: str, path: re.Match[str]) -> Metric | RequestedMetric:
-    """Return the metric that an import path names, with the parameters behind it."""
-    fact = f"{call}: metrics hold {path[0]!r}"
+    """Return the metric that an import path names, with the parameters after the path."""
+    fact = f"{call}: metrics contain {path[0]!r}"
     name = path["name"]
     try:
         module = import_module(path["module"])
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{fact}, and there is no module {error.name!r}. Write the module and the name of a Metric in it, such as "
-            "my_metrics.F1@k=2, and start Python where the module is, or install it."
+            f"{fact}, but there is no module {error.name!r}. Write the module and the name of a Metric in it, such as "
+            "my_metrics.F1@k=2. Start Python in the module's folder, or install the module."
         ) from error
     metric = getattr(module, name, None)
     if metric is None:
         names = [name for name, value in vars(module).items() if isinstance(value, Metric | RequestedMetric)]
-        raise InputError(f"{fact}, and {path['module']} has no {name}. Its metrics are {', '.join(names) or 'none'}.")
+        raise InputError(f"{fact}, but {path['module']} has no {name}. Its metrics are {', '.join(names) or 'none'}.")
     if not isinstance(metric, Metric | RequestedMetric):
         raise InputError(
-            f"{fact}, which is {with_article(type(metric).__name__)}, no Metric. Name a Metric, or what its at() returns."
+            f"{fact}, which is {with_article(type(metric).__name__)}, not a Metric. Name a Metric, or what its at() returns."
         )
     given = [part.split("=", 1) for part in path["parameters"].split("@")[1:]]
     parameters = dict(given)
     if len(parameters) < len(given):
-        raise InputError(f"{fact}, which gives a parameter twice. Write each once, such as my_metrics.F1@k=2.")
+        raise InputError(f"{fact}, which has a parameter twice. Write each parameter once, such as my_metrics.F1@k=2.")
     if not parameters:
         return metric
     if isinstance(metric, RequestedMetric):
-        raise InputError(f"{fact}, which has its parameters already: its key is {metric.key!r}. Name it without them.")
+        raise InputError(f"{fact}, but this metric already has parameters: its key is {metric.key!r}. Leave them out.")
     try:
         return metric.at(**parameters)
     except ValueError as error:
@@ -414,27 +416,29 @@ def _imported_metric(call: str, path: re.Match[str]) -> Metric | RequestedMetric
 
 
 def is_users(metric: Metric) -> bool:
-    """Return whether a metric of an evaluation is one that a user has brought."""
+    """Return whether a metric of an evaluation is a custom metric."""
     return metric not in METRICS
 
 
 def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Metric] | None) -> None:
-    """Refuse a metric of a user that cannot be computed, or has the key of a metric of this package.
+    """Refuse a custom metric that cannot be computed, or that has the key of a metric of this package.
 
     Raises:
         ValueError: With the key, and what to pass instead.
     """
     if among is not None or isinstance(requested, Metric):
         key = requested.pattern if isinstance(requested, Metric) else requested.key
-        raise InputError(f"metrics hold the metric {key!r}, which evaluate_retrieval takes. Pass keys here.")
+        raise InputError(
+            f"metrics contain the custom metric {key!r}, which only evaluate_retrieval accepts. Pass keys."
+        )
     key = requested.key
     metric = requested.metric
     if any(known.keys.fullmatch(key) for known in METRICS):
-        raise InputError(f"{key!r} is the key of a metric of this package. Give yours another pattern.")
+        raise InputError(f"{key!r} is the key of a metric of this package. Give your metric another pattern.")
     if metric.input not in ("ranks", "pairs"):
         raise InputError(
-            f"the metric {key!r} has input={metric.input!r}. Pass input='ranks' and a function of a RankBlock, or "
-            "input='pairs' and one of PooledDecisions."
+            f"the metric {key!r} has input={metric.input!r}. Pass input='ranks' with a function of a RankBlock, or "
+            "input='pairs' with a function of PooledDecisions."
         )
     if metric.value is None:
         raise InputError(f"the metric {key!r} has no function. Pass value=, a function of its {metric.input}.")
@@ -443,7 +447,7 @@ def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Met
         arguments["ties"] = "expected"
     try:
         signature = inspect.signature(metric.value)
-    except ValueError:  # some functions that are compiled have none
+    except ValueError:  # some compiled functions have no signature
         return
     try:
         signature.bind(None, **arguments)
@@ -451,5 +455,5 @@ def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Met
         first = "ranks" if metric.input == "ranks" else "pooled"
         shown = ", ".join([first, *(f"{name}={value!r}" for name, value in arguments.items())])
         raise InputError(
-            f"the function of {key!r} cannot be called as value({shown}): {error}. Give it these arguments."
+            f"the function of {key!r} cannot be called as value({shown}): {error}. Give the function these parameters."
         ) from None

@@ -1,4 +1,4 @@
-"""`Relevance`: which gallery items are relevant to each query, with which grade, and which are ignored."""
+"""`Relevance`: the relevant gallery items of each query with their grades, and the ignored items."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fewshot_callbacks.system.words import counted, verb, with_article
 
 
 class Absent(NamedTuple):
-    """Relevant items that are not in the gallery: those of query i are `grades[start[i] : stop[i]]`."""
+    """Relevant items that are not in the gallery. Query i has the grades `grades[start[i] : stop[i]]`."""
 
     start: Int[np.ndarray, "queries"]
     stop: Int[np.ndarray, "queries"]
@@ -44,7 +44,7 @@ class Absent(NamedTuple):
 
     @property
     def sizes(self) -> Int[np.ndarray, "queries"]:
-        """Number of such items of each query."""
+        """Number of such items for each query."""
         sizes: NDArray[np.int64] = self.stop - self.start
         return sizes
 
@@ -58,41 +58,48 @@ class Absent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
-    """Which gallery items are relevant to each query, with which grade, and which are ignored, where labels do not say it.
+    """The relevant gallery items of each query with their grades, and the ignored items. It replaces labels.
 
-    Everything else is irrelevant. An ignored item is no candidate: it takes up no rank. Make one with `from_judgements`,
-    `from_label_sets` or `from_lists`, and pass it to `evaluate_retrieval` in place of labels. It takes 4 bytes for
-    each relevant and each ignored pair, 8 more where grades are given (2 for the number of shared labels), and never
-    anything for all pairs.
+    Create it with `from_judgements`, `from_label_sets` or `from_lists`, and pass it to `evaluate_retrieval` instead of
+    labels. Items that are neither relevant nor ignored are irrelevant. An ignored item is not a candidate: it does not
+    occupy a rank. Memory is 4 bytes for each relevant and each ignored pair, and 8 more for each grade (2 for the number of
+    shared labels). Irrelevant pairs need no memory.
+
+    Attributes:
+        gallery: Number of gallery items.
+        one_set: Whether queries and gallery are one set, in which an item is not a candidate for itself.
+        mutual: Whether queries and gallery are one set in which j is in the lists of i whenever i is in the lists of j.
+        clusters: (queries,) index of the cluster of each query. Intervals allow for the dependence of queries in the same
+            cluster. None if queries are independent.
+        unknown: Number of judgements with a query or an item that has no row.
+        at_least: Smallest relevant grade of judgements.
+        below: Number of judgements with a positive grade below `at_least`. They are irrelevant.
 
     Examples:
         >>> relevance = Relevance.from_lists([[0, 2], [1]], gallery=3)
         >>> relevance
         Relevance(2 queries, 3 gallery items, 3 relevant pairs, 0 ignored)
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> queries, items = [[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.1], [0.5, 0.5], [0.2, 1.0]]
+        >>> report = evaluate_retrieval(queries, gallery=items, relevance=relevance)
+        >>> round(report.mAP, 4), report["recall@1"]
+        (0.6667, 0.5)
     """
 
+    # relevant and ignored items of each query, ascending
     _relevant: Lists
-    """relevant items of each query, ascending"""
     _ignored: Lists
-    """ignored items of each query, ascending"""
     gallery: int
-    """number of gallery items"""
     one_set: bool
-    """queries and gallery are one set, in which an item is no candidate for itself"""
     mutual: bool
-    """whether queries and gallery are one set in which j is in the lists of i wherever i is in the lists of j"""
+    # grade of each relevant item; None if all are 1
     _grades: Shaped[np.ndarray, "pairs"] | None = field(default=None, repr=False)
-    """grade of each entry of the relevant items; None if all are 1"""
     clusters: Int[np.ndarray, "queries"] | None = field(default=None, repr=False)
-    """number of the cluster of each query, for intervals: queries of one cluster depend on each other; None if none do"""
     unknown: int = 0
-    """number of judgements whose query or item has no row"""
+    # relevant items that are not in the gallery, which count as never retrieved; None if there are none
     _absent: Absent | None = field(default=None, repr=False)
-    """relevant items that are not in the gallery: each counts as one that is never found; None if there are none"""
     at_least: float = 1
-    """smallest relevant grade of judgements"""
     below: int = 0
-    """number of judgements with a positive grade below `at_least`, which are irrelevant"""
 
     @classmethod
     def from_lists(
@@ -104,21 +111,21 @@ class Relevance:
         grades: Sequence[Any] | None = None,
         clusters: Any | None = None,
     ) -> Relevance:
-        """Return a relevance from the indices of the relevant and of the ignored gallery items of each query.
+        """Return a relevance from lists of relevant and ignored gallery items.
 
         Args:
-            relevant: For each query the indices of its relevant gallery items, in any order; perhaps none.
-            ignored: For each query the indices of items that are neither hit nor miss, such as junk images.
+            relevant: For each query the indices of its relevant gallery items, in any order. A list may be empty.
+            ignored: For each query the indices of items that are neither hits nor misses, such as junk images.
             gallery: Number of gallery items; by default queries and gallery are one set.
             grades: For each query the grade of each relevant item, positive and finite; by default 1.
-            clusters: (queries,) integers: queries of one number depend on each other, such as captions of one image; by
-                default no two queries do. Intervals allow for it.
+            clusters: (queries,) integers. Queries with the same integer depend on each other, such as the captions of one
+                image, and intervals allow for this. By default queries are independent.
 
         Returns:
             A relevance for these queries in this order.
 
         Raises:
-            ValueError: If lengths do not fit, an index is no gallery item or occurs twice, an item is both relevant and
+            ValueError: If lengths do not fit, an index is not a gallery item or occurs twice, an item is both relevant and
                 ignored, or a grade is not positive and finite.
 
         Examples:
@@ -130,7 +137,8 @@ class Relevance:
         items = queries if gallery is None else _number_of_items(call, gallery)
         if ignored is not None and len(ignored) != queries:
             raise InputError(
-                f"{call}: {counted(queries, 'list')} of relevant items, but {len(ignored)} of ignored ones. Pass one each."
+                f"{call}: there are {counted(queries, 'list')} of relevant items, but {len(ignored)} of ignored items. Pass "
+                "one of each for every query."
             )
         lists = _lists(call, "relevant", relevant, items)
         ignored_lists = Lists.none(queries) if ignored is None else _lists(call, "ignored", ignored, items)
@@ -155,28 +163,28 @@ class Relevance:
         unknown: str = "error",
         clusters: Any | None = None,
     ) -> Relevance:
-        """Return a relevance from judgements (qrels) by ids, as TREC, BEIR and MS MARCO give them.
+        """Return a relevance from judgements (qrels) by ids, in the formats of TREC, BEIR and MS MARCO.
 
         Args:
-            judgements: `{query: {item: grade}}`, `{query: [items]}`, a tuple of two or three equally long sequences
-                (queries, items) or (queries, items, grades), or the path of a file with the four columns of TREC, or with
-                query, item and grade, as BEIR has them, with or without a heading. A grade of 0 or less is judged
-                irrelevant, as is what is not judged.
+            judgements: `{query: {item: grade}}`, `{query: [items]}`, a tuple of two or three sequences of equal length
+                (queries, items) or (queries, items, grades), or the path of a file. The file has the four columns of TREC,
+                or the columns query, item and grade of BEIR, with or without a header. Grades of 0 or less and pairs without
+                a judgement are irrelevant.
             query_ids: Id of each row of the queries: integers or strings, each once.
             gallery_ids: Id of each row of the gallery; by default queries and gallery are one set.
-            at_least: The smallest relevant grade (`-l` of trec_eval), above 0. Lower grades are irrelevant, also to nDCG,
-                whereas trec_eval's nDCG takes every grade: evaluate twice for both.
-            unknown: What to do with judgements of ids that no query or no item has: `error`, or `ignore`. Ignored
-                judgements are counted in `unknown`. As in trec_eval, a relevant item that is not in the gallery counts as
-                one that is never found, and a query that is not among the rows counts nowhere.
-            clusters: As in `from_lists`.
+            at_least: The smallest relevant grade (`-l` of trec_eval), above 0. Lower grades are irrelevant, also for nDCG.
+                trec_eval's nDCG uses every positive grade, so evaluate twice to reproduce both.
+            unknown: What to do with judgements on ids that no query or no item has: `error`, or `ignore`. Ignored judgements
+                are counted in `unknown`. As in trec_eval, a relevant item that is not in the gallery counts as never
+                retrieved, and a query without a row is skipped.
+            clusters: (queries,) integers. Queries with the same integer depend on each other, and intervals allow for this.
 
         Returns:
             A relevance for the queries in the order of `query_ids`.
 
         Raises:
-            ValueError: If an id is unknown or occurs twice, a pair is judged twice with two grades, or a grade is no finite
-                number.
+            ValueError: If an id is unknown or occurs twice, a pair has two judgements with different grades, or a grade is
+                not a finite number.
 
         Examples:
             >>> judged = {"q1": {"d1": 2, "d3": 1}, "q2": {"d2": 0}}
@@ -196,7 +204,7 @@ class Relevance:
         refuse_unknown_ids(
             call, unknown, (("query", judged_queries, row_of_query), ("item", judged_items, row_of_item))
         )
-        # for each judgement the row of its query, -1 for none, and the number of its item
+        # for each judgement the row of its query, -1 for no row, and the index of its item
         row = np.array([row_of_query.get(query, -1) for query in judged_queries], np.int64)
         item, numbers = item_numbers(judged_items, row_of_item, len(items_of_rows))
         distinct = distinct_judgements(
@@ -225,19 +233,19 @@ class Relevance:
     def from_label_sets(cls, targets: Any, gallery_targets: Any | None = None) -> Relevance:
         """Return the relevance of items with several labels each.
 
-        An item is relevant to a query if they share labels; the number of shared labels is its grade.
+        An item is relevant to a query if they share at least one label. The number of shared labels is its grade.
 
         Args:
-            targets: (queries, labels) zeros and ones: a tensor, an array or a matrix of `scipy.sparse`; or a list with the
-                labels of each query, all words or all integers, such as [{"sky", "sea"}, {"sky"}].
-            gallery_targets: The same of the gallery; by default queries and gallery are one set.
+            targets: (queries, labels) zeros and ones: a tensor, an array or a `scipy.sparse` matrix; or a list with the
+                labels of each query, all strings or all integers, such as [{"sky", "sea"}, {"sky"}].
+            gallery_targets: The labels of the gallery items in the same form; by default queries and gallery are one set.
 
         Returns:
-            A relevance; queries with the same labels depend on each other.
+            A relevance. Intervals allow for the dependence of queries with the same labels.
 
         Raises:
-            ValueError: If targets hold something else, their numbers of labels differ, or labels are partly words and partly
-                integers.
+            ValueError: If targets contain anything else, their numbers of labels differ, or some labels are strings and some
+                are integers.
 
         Examples:
             >>> Relevance.from_label_sets([{"sky", "sea"}, {"sky", "sea", "tree"}, {"tree"}])
@@ -253,8 +261,8 @@ class Relevance:
             item_sets, item_width = read_label_sets(call, "gallery_targets", gallery_targets)
         if width is not None and item_width is not None and width != item_width:
             raise InputError(
-                f"{call}: targets have {counted(width, 'label')}, gallery_targets {item_width}. Column j must be the "
-                "same label in both."
+                f"{call}: targets have {counted(width, 'label')}, but gallery_targets have {item_width}. Pass tables with "
+                "the same label in column j of both."
             )
         of_query, of_item = number_labels(call, {"targets": query_sets, "gallery_targets": item_sets})
         lists, grades = shared_labels(of_query, of_item, one_set=one_set)
@@ -275,8 +283,8 @@ class Relevance:
         numbers = as_tensor(clusters, "clusters", call).numpy()
         if numbers.shape != (self.queries,) or not np.issubdtype(numbers.dtype, np.integer):
             raise InputError(
-                f"{call}: clusters of shape {numbers.shape} and type {numbers.dtype} must be one integer for each of the "
-                f"{counted(self.queries, 'query')}."
+                f"{call}: clusters have the shape {numbers.shape} and the type {numbers.dtype}. Pass one integer for each "
+                f"of the {counted(self.queries, 'query')}."
             )
         return replace(self, clusters=np.unique(numbers, return_inverse=True)[1])
 
@@ -286,7 +294,7 @@ class Relevance:
         return len(self._relevant.start)
 
     def digest(self) -> str:
-        """Return eight hexadecimal characters; relevances that differ have different ones, but by chance."""
+        """Return eight hexadecimal characters that almost certainly differ for different relevances."""
         digest = hashlib.blake2b(digest_size=4)
         absent = () if self._absent is None else self._absent
         for array in (*self._relevant, *self._ignored, self._grades, self.clusters, *absent):
@@ -294,11 +302,11 @@ class Relevance:
         return digest.hexdigest()
 
     def part(self, queries: NDArray[np.int64], numbers: NDArray[np.int64]) -> Relevance:
-        """Return the relevance of some queries, with other numbers of the items that are in the gallery.
+        """Return the relevance of some queries, with new indices for the gallery items.
 
         Args:
             queries: Indices of the queries.
-            numbers: (gallery,) the old number of the item that gets each new number.
+            numbers: (gallery,) old index of the item with each new index.
         """
         is_same = np.array_equal(queries, np.arange(self.queries)) and np.array_equal(numbers, np.arange(self.gallery))
         if is_same:  # large lists are not copied
@@ -319,16 +327,16 @@ class Relevance:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the judgements, for a reader of the values."""
+        """Notes on the judgements, for the reader of the values."""
         if not self.unknown:
             return []
         subject = "judgement names" if self.unknown == 1 else "judgements name"
-        note = f"{self.unknown:,} {subject} a query or an item that no row is."
+        note = f"{self.unknown:,} {subject} a query or an item that has no row."
         absent = 0 if self._absent is None else len(self._absent.grades)
         if absent:
             note += (
-                f" Relevant items that are missing from the gallery count as never found: {absent:,}, of the queries that "
-                "are evaluated."
+                f" Relevant items that are missing from the gallery count as never retrieved: the evaluated queries have "
+                f"{absent:,}."
             )
         return [note]
 
@@ -344,7 +352,7 @@ class Relevance:
 
 
 class JudgedItems(NamedTuple):
-    """The items that a `Relevance` names, as the engine reads them.
+    """The relevant and ignored items of a `Relevance`, in the form that the engine reads.
 
     Attributes:
         relevant: Relevant items of each query, ascending.
@@ -360,14 +368,14 @@ class JudgedItems(NamedTuple):
 
 
 def judged_items(relevance: Relevance) -> JudgedItems:
-    """Return the items that a relevance names."""
+    """Return the relevant and ignored items of a relevance."""
     return JudgedItems(relevance._relevant, relevance._ignored, relevance._grades, relevance._absent)
 
 
 def _renumbered(
     lists: Lists, queries: NDArray[np.int64], new_numbers: NDArray[np.int64]
 ) -> tuple[Lists, NDArray[np.int64]]:
-    """Return the lists of some queries with the new number of each item, ascending, and the old position of each entry."""
+    """Return the lists of some queries with new item indices, ascending, and the old position of each entry."""
     sizes = lists.sizes[queries]
     ends = np.append(0, np.cumsum(sizes))
     rows = np.repeat(np.arange(len(queries)), sizes)
@@ -381,29 +389,32 @@ def _renumbered(
 
 
 def _lists(call: str, name: str, lists: Sequence[Any], items: int) -> Lists:
-    """Return lists of indices, each of which is a gallery item, and occurs once in a list."""
+    """Return the lists, if each index is a gallery item and occurs once in its list."""
     for query, indices in enumerate(lists):
         numbers = np.asarray(indices)
         if not numbers.size:
             continue
         if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-            raise InputError(f"{call}: {name}[{query}] holds {numbers.dtype}. Pass indices of gallery items.")
+            raise InputError(f"{call}: {name}[{query}] has the type {numbers.dtype}. Pass indices of gallery items.")
         lowest = numbers.min()
         highest = numbers.max()
         if lowest < 0 or highest >= items:
             wrong = lowest if lowest < 0 else highest
             raise InputError(
-                f"{call}: {name}[{query}] holds {wrong}, but there are {counted(items, 'gallery item')}. Indices begin at 0."
+                f"{call}: {name}[{query}] contains {wrong}, but there are {counted(items, 'gallery item')}. Pass indices "
+                "that start at 0."
             )
         if len(np.unique(numbers)) < numbers.size:
-            raise InputError(f"{call}: {name}[{query}] holds an item twice. Pass each once.")
+            raise InputError(f"{call}: {name}[{query}] contains an item twice. Pass each item once.")
     return Lists.of(lists)
 
 
 def _grades_of_lists(call: str, relevant: Sequence[Any], grades: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the grade of each entry of the lists of relevant items, which `Lists.of` puts in ascending order."""
+    """Return the grade of each relevant item, in the ascending order of `Lists.of`."""
     if [len(of_query) for of_query in grades] != [len(of_query) for of_query in relevant]:
-        raise InputError(f"{call}: grades must have the lengths of the relevant items. Pass one grade for each item.")
+        raise InputError(
+            f"{call}: grades and relevant items have different lengths. Pass one grade for each relevant item."
+        )
     values = positive_grades(
         call, np.array([as_grade(call, grade) for of_query in grades for grade in of_query], np.float64)
     )
@@ -417,7 +428,7 @@ def _grades_of_lists(call: str, relevant: Sequence[Any], grades: Sequence[Any]) 
 
 
 def _pair_keys(lists: Lists, items: int) -> NDArray[np.int64]:
-    """Return a number for each pair of a query and an item in its list."""
+    """Return a unique integer for each pair of a query and an item in its list."""
     rows = np.repeat(np.arange(len(lists.start)), lists.sizes)
     keys: NDArray[np.int64] = rows * items + lists.items
     return keys
@@ -437,7 +448,7 @@ def _refuse_both(call: str, relevant: Lists, ignored: Lists, items: int) -> None
         query, item = divmod(int(both[0]), items)
         raise InputError(
             f"{call}: {counted(len(both), 'pair')} {verb(len(both), 'is', 'are')} both relevant and ignored, such as "
-            f"query {query} and item {item}. Leave each in one of the lists."
+            f"query {query} and item {item}. Keep each item in only one of the lists."
         )
 
 
@@ -447,13 +458,13 @@ def _number_of_items(call: str, gallery: Any) -> int:
     if number < 1:
         words = repr(gallery) if np.ndim(gallery) == 0 else with_article(type(gallery).__name__)
         raise InputError(
-            f"{call}: gallery is {words}, but must be the number of gallery items. Pass gallery=len(...), or None if "
-            "queries and gallery are one set."
+            f"{call}: gallery is {words}, not the number of gallery items. Pass gallery=len(...), or None if queries and "
+            "gallery are one set."
         )
     return int(number)
 
 
 def _spans(rows: Int[np.ndarray, "pairs"], queries: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the entries of each query begin and end, given the row of each entry, ascending."""
+    """Return the start and the end of each query's entries, given the ascending row of each entry."""
     offsets = np.searchsorted(rows, np.arange(queries + 1))
     return offsets[:-1], offsets[1:]

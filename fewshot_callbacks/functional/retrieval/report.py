@@ -1,4 +1,4 @@
-"""`RetrievalReport`: the metrics of an evaluation, their intervals, and notes for their reader."""
+"""`RetrievalReport`: the metrics of an evaluation, their intervals, and notes for the reader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fewshot_callbacks.system.words import counted
 
 T = TypeVar("T")
 
-# What JSON holds as it is, of Grouped Recall and of the report.
+# Fields of Grouped Recall and of the report that JSON stores unchanged.
 _OF_GROUPS = ("group_size", "groups", "are_given", "dropped_labels", "unmatched")
 _PLAIN = (
     *("queries", "gallery", "classes", "queries_without_match", "queries_with_ties", "queries_with_copies"),
@@ -40,10 +40,15 @@ _PLAIN = (
 
 
 class TieRange(NamedTuple):
-    """What a metric is with the two extreme orders of equal scores, where its mean over all orders lies between both.
+    """The smallest and the largest value of a metric over all orders of equal scores.
 
-    A protocol for embeddings of low precision, whose scores tie often, asks for both ends beside the mean (Yang, Jang, Jang,
-    Choi, Augenstein and Lim, "Reliable Evaluation Protocol for Low-Precision Retrieval", ACL 2026, arXiv 2508.03306).
+    The mean over all orders is between the two. Low-precision embeddings often have equal scores; an evaluation protocol for
+    them reports both ends in addition to the mean (Yang, Jang, Jang, Choi, Augenstein and Lim, "Reliable Evaluation Protocol
+    for Low-Precision Retrieval", ACL 2026, arXiv 2508.03306).
+
+    Attributes:
+        lowest: Value with relevant items last among equal scores (`ties="pessimistic"`); first, if lower is better.
+        highest: Value with relevant items first (`ties="optimistic"`); last, if lower is better.
 
     Examples:
         >>> import torch
@@ -58,18 +63,16 @@ class TieRange(NamedTuple):
     """
 
     lowest: float
-    """the value where relevant items come last among equal scores (`ties="pessimistic"`); first, if lower is better"""
     highest: float
-    """the value where they come first (`ties="optimistic"`); last, if lower is better"""
 
     @property
     def width(self) -> float:
-        """How far apart both ends are."""
+        """Highest minus lowest."""
         return self.highest - self.lowest
 
 
 class Points(dict[float, T]):
-    """Operating points by the requested rate; the error for another rate names those that there are."""
+    """Operating points by the requested rate. The error for another rate lists the rates that were requested."""
 
     def __init__(self, points: Mapping[float, T], pattern: str, kind: str) -> None:
         super().__init__(points)
@@ -79,7 +82,7 @@ class Points(dict[float, T]):
     def __missing__(self, rate: float) -> T:
         known = ", ".join(map(str, self)) if self else "none"
         raise LookupError(
-            f"this report has no operating point at a {self._kind} of {rate}; it has {known}. Ask for it when you evaluate, "
+            f"this report has no operating point at a {self._kind} of {rate}; it has {known}. Request it when you evaluate, "
             f"with metrics=({self._pattern.format(p=rate)!r}, ...)."
         )
 
@@ -88,7 +91,7 @@ class Points(dict[float, T]):
 
 
 def with_known_points(pooled: PooledDecisions) -> PooledDecisions:
-    """Return operating points whose error for another precision or rate names those that there are."""
+    """Return the decisions with operating points whose error for another rate lists the requested rates."""
     return replace(
         pooled,
         at_precision=Points(pooled.at_precision, "recall@precision{p}", "precision"),
@@ -101,97 +104,105 @@ def with_known_points(pooled: PooledDecisions) -> PooledDecisions:
 class RetrievalReport(Values):
     """The result of `evaluate_retrieval`.
 
-    Means are over the queries that have a relevant candidate; pooled values are over all query-candidate pairs. All
-    metrics lie in [0, 1], except thresholds, which are scores. NaN stands for a value that does not exist.
+    Read a value by its key: `report["recall@1"]`. Means are over the queries that have a relevant candidate. Pooled values
+    (such as `pair_f1`) are over all query-candidate pairs. All metrics are in [0, 1], except thresholds, which are scores.
+    A value that is not defined is NaN.
+
+    Attributes:
+        values: Metric -> value, in the order of `metrics`. Grouped Recall is missing if it could not be computed.
+        pooled: Decisions over all pairs, which the properties from `decision` to `pair_counts` read; None if neither a
+            pooled metric nor a threshold was requested.
+        consistency: False match rate p -> how differently one threshold serves the classes at rates from p / 10 to p, for
+            the metrics `opis@fmr{p}` and `opis_gap@fmr{p}`.
+        grouped: Grouped Recall@K with its `group_size`; None if it was not requested, or if there are too few labels for two
+            groups. A note reports too few labels, unless both `metrics` and `label_groups` have their defaults.
+        intervals: Metric -> confidence interval of its mean, robust to the dependence of queries of the same class.
+        tie_ranges: Metric of ranks -> its smallest and largest value over the orders of equal scores; empty if no relevant
+            item ties with an irrelevant one. `map@k_found` has no range because its extremes may be at other orders.
+        confidence: Confidence level of the intervals.
+        queries: Number of evaluated queries: all, or the sample that `max_queries` draws.
+        gallery: Number of gallery items.
+        classes: Number of distinct labels of the queries; 0 if items do not have exactly one label each.
+        queries_without_match: Number of queries without a relevant candidate. They are left out of every mean.
+        queries_with_ties: Number of queries with a relevant item that ties with an irrelevant one, so that the rule for ties
+            matters.
+        queries_with_copies: Number of queries with a candidate of the same label and a bit-identical embedding: a repeated
+            item, or an item that the embedding cannot distinguish from the query; 0 if `relevance` was passed.
+        is_estimate: Whether only a sample of the queries was evaluated (`max_queries`).
+        similarity: Similarity that compared the embeddings.
+        ties: Rule for equal scores.
+        notes: What you should know when you read the numbers.
+        memory_note: A sentence about a memory budget that was too small, which affects no number; None if it was kept.
+        per_query: Metric -> (queries,) its value for each query; NaN for a query without a match. `mAP` and `mrr` are
+            always included.
+        query_labels: (queries,) label of each query. If labels were strings: index of the label in `label_names`.
+        drawn: (queries,) index of each drawn query among all queries, ascending (`max_queries`); None if all were evaluated.
+        counted: Index of each counted query among the queries that were passed, ascending. `per_query`, `query_labels` and
+            `drawn` refer to these queries. None if all were counted, that is, if no query repeats an id.
+        label_names: Sorted distinct labels if labels were strings; None for integers.
+        slices: Attribute -> the slice of each query; empty if no `slices` were passed.
+        query_ids_digest: Digest of the ids of the evaluated queries in their order, to recognise the same queries; None
+            without ids.
+        gallery_digest: Digest of the labels of the gallery items, in any order, or of the `relevance` that was passed.
+        gallery_ids_digest: Digest of the ids and labels of the gallery items, in any order; None without ids.
+        users_metrics: Key -> custom metric, without its function.
+        seconds: Duration of the evaluation in seconds.
+        gain: The first metric minus its value in a reference, if the report is from a `RetrievalMonitor` with `compare`.
 
     Examples:
         >>> import torch
         >>> from fewshot_callbacks import evaluate_retrieval
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-        >>> report = evaluate_retrieval(embeddings, [0, 0, 1, 1])
-        >>> report.mAP, report["recall@1"], report.queries, report.queries_without_match
-        (1.0, 1.0, 4, 0)
-        >>> print(report)  # doctest: +ELLIPSIS
+        >>> report = evaluate_retrieval(embeddings, [0, 0, 1, 0], metrics=("mAP", "recall@1", "pair_f1"))
+        >>> round(report.mAP, 4), round(report["recall@1"], 4), report.queries_without_match
+        (0.8611, 0.6667, 1)
+        >>> print(report)
         4 queries, 4 gallery items, 2 classes
-        mAP                       1.0000...
+        mAP                       0.8611
+        recall@1                  0.6667
+        pair_f1                   0.7500
+        1 of 4 queries have no match and are left out of every mean.
     """
 
     values: dict[str, float]
-    """metric -> value, in the order of `metrics`; Grouped Recall is missing where it could not be computed (see
-    `grouped`)"""
     pooled: PooledDecisions | None
-    """what is known of all pairs together, which the fields from `decision` to `pair_counts` read; None if neither a metric
-    of them nor a threshold was requested"""
     consistency: dict[float, ThresholdConsistency] = field(compare=False, repr=False)
-    """false match rate -> utility of each class at the thresholds of a tenth of it to the rate, and the classes that want
-    another threshold; for the metrics `opis@fmr0.1` and `opis_gap@fmr0.1`"""
     grouped: GroupedRecall | None
-    """Grouped Recall@K, with the `group_size` that was taken; None if not requested, or if there are fewer labels than two
-    groups need (a note says so, unless both `metrics` and `label_groups` are the default)"""
     intervals: dict[str, Interval]
-    """metric -> confidence interval of its mean, robust to the dependence of queries of one class"""
     tie_ranges: dict[str, TieRange]
-    """metric of ranks -> its values with the two extreme orders of equal scores; empty where no relevant item ties with an
-    irrelevant one. `map@k_found` has none, since other orders may give more or less"""
     confidence: float
-    """confidence level of the intervals"""
     queries: int
-    """number of queries that were evaluated: all, or those drawn (`max_queries`)"""
     gallery: int
-    """number of gallery items"""
     classes: int
-    """distinct labels of the queries; 0 where relevance is no single label"""
     queries_without_match: int
-    """queries that have no relevant candidate: left out of every mean"""
     queries_with_ties: int
-    """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
     queries_with_copies: int
-    """queries with a candidate of their label whose embedding is equal bit for bit: an item that comes twice, or one that
-    the embedding does not tell from it; 0 where relevance was given"""
     is_estimate: bool
-    """whether only a sample of the queries was evaluated (`max_queries`)"""
     similarity: Similarity
-    """how embeddings were compared"""
     ties: Ties
-    """how equal scores were counted"""
     notes: tuple[str, ...]
-    """what a reader of the numbers should know"""
     memory_note: str | None = field(compare=False)
-    """a sentence on a memory budget that could not be kept, which changes no number; None if it was kept"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
-    """metric -> its value for each query; NaN for a query without a match. `mAP` and `mrr` are always among them"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
-    """label of each query, in the same order; its index in `label_names` where labels were strings"""
     drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
-    """index of each drawn query among all queries, ascending (`max_queries`); None if all were evaluated"""
     counted: Int[Tensor, "counted"] | None = field(compare=False, repr=False)
-    """index of each counted query among those that were passed, ascending, where ids left out others: of these queries are
-    `per_query`, `query_labels` and `drawn`; None if all were counted"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
-    """where labels were strings: each string once, sorted; None where they were integers"""
     slices: Mapping[str, Attribute] = field(compare=False, repr=False)
-    """attribute -> the slice of each query; empty if no `slices` were passed"""
     query_ids_digest: str | None = field(compare=False, repr=False)
-    """digest of the ids of the evaluated queries in their order, which tells two sets of queries apart; None without ids"""
     gallery_digest: str = field(compare=False, repr=False)
-    """digest of the labels of the gallery items in any order, or of the relevance that was passed"""
     gallery_ids_digest: str | None = field(compare=False, repr=False)
-    """digest of the ids of the gallery items in any order, with their labels; None without ids"""
     users_metrics: Mapping[str, RequestedMetric] = field(compare=False, repr=False)
-    """key -> the metric of a user that was requested by it, without its function"""
     seconds: float = field(compare=False)
-    """duration of the evaluation, in seconds"""
     gain: Gain | None = field(default=None, compare=False, repr=False)
-    """the first metric minus its value in a reference, where a `RetrievalMonitor` with `compare` has made the report"""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report into a file, from which `load` returns it to the bit. It holds no embeddings and no pickles.
+        """Write the report to a file. `load` returns it bit for bit.
 
-        The file is an .npz file of a few bytes per query and metric. Functions of metrics of your own are not saved; what
-        they have computed is.
+        The file is an .npz file with a few bytes per query and metric. It contains no embeddings and no pickles. The values
+        of your own metrics are saved, but not their functions.
 
         Args:
-            path: Path or address, such as `june.report.npz`. A file of this name is replaced.
+            path: Path or address, such as `june.report.npz`. An existing file is overwritten.
 
         Examples:
             >>> import tempfile
@@ -207,13 +218,13 @@ class RetrievalReport(Values):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RetrievalReport:
-        """Return the report that `save` has written into a file.
+        """Return the report in a file that `save` has written.
 
         Args:
             path: Path or address of the file.
 
         Raises:
-            ValueError: If the file is damaged, holds something else, or was saved by a newer version in another format.
+            ValueError: If the file is damaged, is not a saved report, or was saved by a newer version in another format.
             FileNotFoundError: If there is no such file.
         """
         report: RetrievalReport = load("RetrievalReport.load", path, cls, _SAVED_CLASSES)
@@ -225,10 +236,10 @@ class RetrievalReport(Values):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> RetrievalReport:
-        """Return the report that `to_bytes` has made.
+        """Return the report from the result of `to_bytes`.
 
         Raises:
-            ValueError: If the content is damaged, or was made by a newer version in another format.
+            ValueError: If the content is damaged, or is from a newer version in another format.
         """
         file = io.BytesIO(content)
         report: RetrievalReport = from_file("RetrievalReport.from_bytes", "the content", file, cls, _SAVED_CLASSES)
@@ -241,7 +252,7 @@ class RetrievalReport(Values):
 
     @property
     def fact_of_classes(self) -> str:
-        """Why there is no Grouped Recall: the note on it, or that `label_groups="auto"` gives none; empty otherwise."""
+        """Why there is no Grouped Recall: the note on it, or that `label_groups="auto"` needs more labels; else empty."""
         notes = [note for note in self.notes if note.startswith(LEFT_OUT)]
         if notes:
             return notes[0]
@@ -254,61 +265,68 @@ class RetrievalReport(Values):
 
     @property
     def decision(self) -> OperatingPoint:
-        """Pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was requested."""
+        """Pooled precision, recall and F1 at the threshold with the best F1, or at the requested threshold."""
         return self._of_pairs().decision
 
     @property
     def at_precision(self) -> dict[float, OperatingPoint]:
-        """Return, for each precision, the pooled operating point at the smallest score of a relevant pair that has it.
+        """Precision -> pooled operating point at the smallest score of a relevant pair that reaches this precision.
 
-        It lies within the bounds on thresholds.
+        The threshold is within `threshold_bounds`.
         """
         return with_known_points(self._of_pairs()).at_precision
 
     @property
     def at_false_match_rate(self) -> dict[float, ErrorRatePoint]:
-        """Return, for each false match rate, the pooled operating point at the smallest relevant score that keeps it."""
+        """False match rate -> pooled operating point at the smallest score of a relevant pair that keeps this rate."""
         return with_known_points(self._of_pairs()).at_false_match_rate
 
     @property
     def auc_pr(self) -> Enclosure:
-        """Area under the pooled precision-recall curve, the sum of precision times the step in recall.
+        """Area under the pooled precision-recall curve: the sum of precision times the step in recall.
 
-        A single pass over all pairs gives proved bounds, which depend on the machine; the metric `auc_pr` makes it exact.
+        If the metric `auc_pr` was not requested, the area is only known between proved bounds, which depend on the machine.
         """
         return self._of_pairs().auc_pr
 
     @property
     def curve(self) -> tuple[tuple[float, float, float], ...]:
-        """The same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel."""
+        """The pooled precision-recall curve for plots: (threshold, precision, recall), thinned and precise to a pixel."""
         return self._of_pairs().curve
 
     @property
     def pair_counts(self) -> PairCounts:
-        """Relevant and irrelevant pairs at a few hundred thresholds and in bins of their score, for plots."""
+        """Numbers of relevant and irrelevant pairs at a few hundred thresholds and in score bins, for plots."""
         return self._of_pairs().pair_counts
 
     def _of_pairs(self) -> PooledDecisions:
-        """Return the counts of all pairs, if there are any."""
+        """Return the decisions over all pairs, if there are any."""
         if self.pooled is None:
             raise LookupError(
-                f"this report has counted no pairs, since none of {', '.join(self.values)} is of all pairs together. Ask "
-                "for one that is when you evaluate, with metrics=('pair_f1', ...), or pass a threshold."
+                f"this report has no pooled values, because none of its metrics ({', '.join(self.values)}) is over all "
+                "pairs. Request such a metric when you evaluate, with metrics=('pair_f1', ...), or pass a threshold."
             )
         return self.pooled
 
     def per_class(self) -> dict[str, dict[int | str, float]]:
-        """Return the mean of each metric over the queries of each class: metric -> label, as it was given -> mean.
+        """Return metric -> label -> mean over the queries of this class. Labels have the form in which you passed them.
 
-        Classes without a query that has a match are left out.
+        Classes in which no query has a match are left out.
 
         Raises:
-            ValueError: If relevance is no single label, so that there are no classes.
+            ValueError: If there are no classes, because `relevance` was passed or items have several labels.
+
+        Examples:
+            >>> from fewshot_callbacks import evaluate_retrieval
+            >>> embeddings = [[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0], [0.2, 1.0]]
+            >>> report = evaluate_retrieval(embeddings, ["owl", "owl", "crow", "crow", "owl"], metrics=("mAP",))
+            >>> {label: round(mean, 4) for label, mean in report.per_class()["mAP"].items()}
+            {'crow': 0.75, 'owl': 0.8056}
         """
         if not self.classes:
             raise InputError(
-                "RetrievalReport.per_class: relevance was given, or items have several labels each: there are no classes. "
-                "per_query holds the values of each query."
+                "RetrievalReport.per_class: there are no classes, because relevance was passed or items have several "
+                "labels. Use per_query, which has the values of each query."
             )
         tables = {}
         for name, values in self.per_query.items():
@@ -319,20 +337,21 @@ class RetrievalReport(Values):
         return tables
 
     def of_slices(self, attribute: str, metric: str | None = None) -> Slices:
-        """Return a metric of each slice: of the queries that have one value of an attribute.
+        """Return a metric for each slice, that is, for the queries with the same value of an attribute.
 
-        The intervals of all slices together have the confidence of the report, so each of them is wider than an interval of
-        its own would be (Bonferroni).
+        The confidence level of the report applies to all intervals together (Bonferroni). Therefore each interval is wider
+        than the interval of a single slice would be.
 
         Args:
             attribute: A key of the `slices` that were passed to `evaluate_retrieval`.
-            metric: A metric with a value for each query; by default the first of this report.
+            metric: A metric with a value for each query; by default the first such metric of this report.
 
         Returns:
-            Slice -> value, interval and number of queries. `print` shows a table, the worst first.
+            Slice -> value, interval, number of queries and classes, and share of the queries. `print` shows a table, the
+            worst slice first.
 
         Raises:
-            ValueError: If the report has no such attribute, or no such metric with a value for each query.
+            ValueError: If the report does not have the attribute, or does not have the metric for each query.
 
         Examples:
             >>> import torch
@@ -346,7 +365,7 @@ class RetrievalReport(Values):
             camera  recall@1          interval  queries  classes   share
               roof    0.6500  0.4855 to 0.7852      100       20  50.0 %
               door    0.8000  0.6346 to 0.9021      100       20  50.0 %
-            All intervals together have 95 % confidence. The worst of several slices looks worse than it is...
+            The confidence level of all intervals together is 95 %. The worst slice looks worse than it is, so judge it...
         """
         requested = self.sliced_metric("RetrievalReport.of_slices", metric)
         values = self.per_query[requested.of_queries]
@@ -354,14 +373,14 @@ class RetrievalReport(Values):
         return slices_of(attribute, of_queries, requested, values, self.query_labels, self.confidence)
 
     def attribute(self, call: str, name: str) -> Attribute:
-        """Return the slice of each query by an attribute.
+        """Return the slice of each query for an attribute.
 
         Args:
             call: The public function, for messages.
             name: The attribute.
 
         Raises:
-            ValueError: If the report has no such attribute.
+            ValueError: If the report does not have the attribute.
         """
         if name not in self.slices:
             known = ", ".join(map(repr, self.slices)) or "none"
@@ -378,31 +397,31 @@ class RetrievalReport(Values):
             key: Key of the metric.
 
         Raises:
-            ValueError: If the report has no such metric for each query.
+            ValueError: If the report does not have the metric for each query.
         """
         sliced = self.sliced_metrics()
         if key is None and sliced:
             key = sliced[0]
         if key not in sliced:
             raise InputError(
-                f"{call}: slices need a metric with a value for each query, and the report has {', '.join(sliced) or 'none'}"
-                f"{'' if key is None else f', not {key!r}'}. Evaluate with another of metrics, such as 'mAP'."
+                f"{call}: slices need a metric with a value for each query; the report has {', '.join(sliced) or 'none'}"
+                f"{'' if key is None else f', not {key!r}'}. Request such a metric when you evaluate, such as 'mAP'."
             )
         return self.requested(key)
 
     def sliced_metrics(self) -> list[str]:
-        """Return the keys of the metrics that slices have: those with a value for each query."""
+        """Return the keys of the metrics that slices have: the metrics with a value for each query."""
         return [name for name in self.values if self.requested(name).of_queries in self.per_query]
 
     def meaning(self, key: str) -> str:
-        """Return a sentence on what a value of this report is; of Grouped Recall also among how many classes it searched."""
+        """Return a sentence that explains a value of this report. For Grouped Recall it includes the group size."""
         meaning = super().meaning(key)
         if self.requested(key).metric.input == "groups" and self.grouped is not None:
             return f"{meaning} {self.grouped.in_words()}."
         return meaning
 
     def lines(self) -> list[str]:
-        """Return each value as a line: with its interval, the range that ties leave, and the groups of Grouped Recall."""
+        """Return one line for each value, with its interval, its range under ties, and the groups of Grouped Recall."""
         lines = super().lines()
         for position, name in enumerate(self.values):
             if self.grouped is not None and self.requested(name).metric.input == "groups":
@@ -412,12 +431,12 @@ class RetrievalReport(Values):
         return lines
 
     def ties_in_words(self, key: str) -> str:
-        """Return the range that ties leave to a value, such as "0.4167 to 1.0000"; nothing if no digit shows it."""
+        """Return the range of a value under ties, such as "0.4167 to 1.0000"; empty if both ends print the same."""
         lowest, highest = (f"{end:.4f}" for end in self.tie_ranges.get(key, (0.0, 0.0)))
         return "" if lowest == highest else f"{lowest} to {highest}"
 
     def __str__(self) -> str:
-        """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
+        """Return the sizes, the values of `metrics` with their intervals, one per line, and the messages."""
         classes = f", {self.classes:,} classes" if self.classes else ""
         head = f"{counted(self.queries, 'query')}, {counted(self.gallery, 'gallery item')}{classes}"
         return "\n".join([head, *self.lines(), *self._gain_in_words(), *self.messages])
@@ -430,11 +449,11 @@ class RetrievalReport(Values):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """The notes, and a note on the memory budget if it could not be kept."""
+        """The notes, including the note on a memory budget that was too small."""
         return self.notes if self.memory_note is None else (*self.notes, self.memory_note)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
+        """Return the report as plain values for JSON (NaN becomes None)."""
         stored = self.tables()
         stored["tie_ranges"] = {name: [or_none(end) for end in ends] for name, ends in self.tie_ranges.items()}
         if self.pooled is not None:
@@ -455,7 +474,7 @@ class RetrievalReport(Values):
         return stored
 
 
-# What a saved report is made of. If the fields of one of these classes change, `saved_reports.FORMAT` must be raised.
+# Classes in a saved report. If you change the fields of one of them, raise `saved_reports.FORMAT`.
 _SAVED_CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
@@ -477,7 +496,7 @@ _SAVED_CLASSES: dict[str, type[Any]] = {
 
 
 def _stored_decisions(pooled: PooledDecisions) -> dict[str, Any]:
-    """Return the thresholds and the precision-recall curve of all pairs, for JSON."""
+    """Return the pooled thresholds and the pooled precision-recall curve for JSON."""
     return {
         "thresholds_at_precision": {
             f"{precision:g}": or_none(point.threshold) for precision, point in pooled.at_precision.items()

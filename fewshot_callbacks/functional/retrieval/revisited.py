@@ -13,7 +13,7 @@ from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.settings import RetrievalOptions, takes
 
-# What is relevant and what is ignored in each setup.
+# Relevant and ignored lists of each setup.
 SETUPS = {
     "easy": (("easy",), ("hard", "junk")),
     "medium": (("easy", "hard"), ("junk",)),
@@ -26,39 +26,39 @@ METRICS = ("ap_trapezoid", "precision@1_last", "precision@5_last", "precision@10
 def revisited_protocol(
     queries: Any, gallery: Any, ground_truth: Sequence[Mapping[str, Any]], **settings: Unpack[RetrievalOptions]
 ) -> dict[str, RetrievalReport]:
-    """Evaluate the easy, medium and hard setups of the revisited Oxford and Paris benchmarks, exactly.
+    """Return exact reports on the easy, medium and hard setups of the revisited Oxford and Paris benchmarks.
 
     Radenović, Iscen, Tolias, Avrithis and Chum, "Revisiting Oxford and Paris: large-scale image retrieval benchmarking",
-    CVPR 2018. `ap_trapezoid` and `precision@10_last` are the numbers of the authors' program, mAP and mP@10 of the tables.
+    CVPR 2018. `ap_trapezoid` and `precision@10_last` equal the values of the authors' program, mAP and mP@10 in the tables.
 
     Args:
         queries: (queries, dim) vectors.
         gallery: (gallery, dim) vectors.
-        ground_truth: For each query a mapping with the indices of the gallery images that are `easy`, `hard` and `junk`:
-            the list `gnd` of the authors' file. Other entries, such as `bbx`, are not read.
-        **settings: See `RetrievalSettings`.
+        ground_truth: For each query a mapping with the indices of its `easy`, `hard` and `junk` gallery images: the list
+            `gnd` in the authors' file. Other entries, such as `bbx`, are not read.
+        **settings: `metrics`, `similarity` and more: see `RetrievalSettings`.
 
     Returns:
-        The report of each setup: `easy`, `medium` and `hard`. Queries without a relevant image are left out of its means
-        and counted in `queries_without_match`.
+        `easy`, `medium` and `hard` -> report. Queries without a relevant image are left out of the means and counted in
+        `queries_without_match`.
 
     Raises:
-        ValueError: If an entry is missing, an index is no image or is in two lists of a query, or as `evaluate_retrieval`
-            does.
+        ValueError: If an entry is missing, an index is not a gallery image, an image is in two lists of a query, or as in
+            `evaluate_retrieval`.
 
     Examples:
         >>> import torch
         >>> gallery, lists = torch.eye(4), [{"easy": [0], "hard": [1], "junk": [2]}]
         >>> reports = revisited_protocol(torch.tensor([[0.9, 0.5, 0.7, 0.6]]), gallery, lists)
-        >>> {name: report["ap_trapezoid"] for name, report in reports.items()}
-        {'easy': 1.0, 'medium': 0.7916666666666666, 'hard': 0.25}
+        >>> {name: round(report["ap_trapezoid"], 4) for name, report in reports.items()}
+        {'easy': 1.0, 'medium': 0.7917, 'hard': 0.25}
     """
     for query, lists in enumerate(ground_truth):
         missing = [name for name in ("easy", "hard", "junk") if name not in lists]
         if missing:
             raise InputError(
-                f"revisited_protocol: ground_truth[{query}] has no {missing[0]!r}. Pass for each query its lists 'easy', "
-                "'hard' and 'junk', as those of gnd in the authors' file."
+                f"revisited_protocol: ground_truth[{query}] has no {missing[0]!r}. Pass the lists 'easy', 'hard' and 'junk' "
+                "for each query, as in gnd in the authors' file."
             )
 
     def joined(names: Sequence[str]) -> list[list[int]]:
@@ -80,11 +80,11 @@ def revisited_protocol(
 
 
 def _indices(query: int, name: str, indices: Any) -> list[int]:
-    """Read the indices of some images."""
+    """Return a list of image indices as Python integers."""
     numbers = np.asarray(indices)
     if numbers.size and not (numbers.dtype.kind in "iuf" and np.array_equal(numbers, np.floor(numbers))):
         raise InputError(
-            f"revisited_protocol: ground_truth[{query}][{name!r}] holds {indices!r:.60}. Pass indices of gallery images, "
+            f"revisited_protocol: ground_truth[{query}][{name!r}] contains {indices!r:.60}. Pass indices of gallery images, "
             "which are whole numbers from 0 on."
         )
     return [int(index) for index in numbers.ravel().tolist()]

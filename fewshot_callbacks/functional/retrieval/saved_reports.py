@@ -1,11 +1,11 @@
-"""Results in files: their numbers and words as JSON, their arrays as they are, and nothing that could run.
+"""Results in files: numbers and strings as JSON, arrays unchanged, and nothing that could be executed.
 
-    result -> numbers and words -> JSON -> the array `report` of an .npz file
-           -> arrays                    -> its other arrays
+    result -> numbers and strings -> JSON -> the array `report` of an .npz file
+           -> arrays                      -> its other arrays
 
-A result is a tree of the classes that its module lists, tuples, dictionaries, arrays, numbers and words. Python writes a
-finite float with the digits that give it back; other floats are written as their bits, since JSON has no word for them.
-The file has a checksum of each array.
+A result is a tree of classes that its module lists, tuples, dictionaries, arrays, numbers and strings. Python writes a
+finite float with enough digits to restore it. Other floats are written as their bits, because JSON cannot represent them.
+The file has a checksum for each array.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from torch import Tensor
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.addresses import is_address, path_text, read_file, write_file
 
-# Raised with each change of the fields of a saved class, so that an older version of the package refuses the file.
+# Raise this with each change to the fields of a saved class, so that older versions of the package refuse the file.
 FORMAT = 1
 # The array with the JSON.
 _ENTRY = "report"
 # A zip file begins with these bytes.
 _ZIP_MARK = b"PK"
-# What `zipfile`, `json` and the constructors of results raise where bytes have changed.
+# Errors that `zipfile`, `json` and the constructors of results raise for changed bytes.
 _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, EOFError, OSError, RuntimeError, OverflowError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -47,7 +47,7 @@ Classes = Mapping[str, type[Any]]
 
 
 def save(path: str | os.PathLike[str], result: Any, classes: Classes) -> None:
-    """Write a result, by a path or an address. A file of this name is replaced when the new one is complete.
+    """Write a result to a path or an address. An existing file is replaced once the new file is complete.
 
     Args:
         path: Path or address of the file.
@@ -58,7 +58,7 @@ def save(path: str | os.PathLike[str], result: Any, classes: Classes) -> None:
 
 
 def to_bytes(result: Any, classes: Classes) -> bytes:
-    """Return the content of a file with a result.
+    """Return the content of a file that stores the result.
 
     Args:
         result: An instance of one of the classes.
@@ -79,10 +79,10 @@ def load(call: str, path: str | os.PathLike[str], kind: type[Any], classes: Clas
         call: The public function, for messages.
         path: Path or address of the file.
         kind: The class of the result.
-        classes: Name -> class, for each class that the result may hold.
+        classes: Name -> class, for each class that the result may contain.
 
     Raises:
-        ValueError: If the file is damaged, holds something else, or was written in a newer format.
+        ValueError: If the file is damaged, is not a saved result, or has a newer format.
         FileNotFoundError: If there is no such file.
     """
     with _opened(path) as file:
@@ -97,10 +97,10 @@ def from_file(call: str, name: str, file: io.BufferedIOBase, kind: type[Any], cl
         name: Name of the file, for messages.
         file: The file.
         kind: The class of the result.
-        classes: Name -> class, for each class that the result may hold.
+        classes: Name -> class, for each class that the result may contain.
 
     Raises:
-        ValueError: If the file is damaged, holds something else, or was written in a newer format.
+        ValueError: If the file is damaged, is not a saved result, or has a newer format.
     """
     if file.read(len(_ZIP_MARK)) != _ZIP_MARK:
         raise InputError(f"{call}: {name} is not a saved report. Pass a file that report.save has written.")
@@ -111,32 +111,34 @@ def from_file(call: str, name: str, file: io.BufferedIOBase, kind: type[Any], cl
             result = _decoded(tree["result"], arrays, classes)
     except _DAMAGE as error:
         raise InputError(
-            f"{call}: {name} is damaged, or not a saved report ({type(error).__name__}: {error}). Copy it again, or save "
+            f"{call}: {name} is damaged, or is not a saved report ({type(error).__name__}: {error}). Copy it again, or save "
             "the report again with report.save."
         ) from error
     if tree is None:
         raise InputError(
-            f"{call}: {name} is an archive of other arrays, and not a saved report. Pass a file that report.save has "
-            "written; fewshot evaluate FILE --save REPORT writes one from embeddings."
+            f"{call}: {name} is an .npz archive of other arrays, not a saved report. Pass a file that report.save has "
+            "written. fewshot evaluate FILE --save REPORT writes one from embeddings."
         )
     if tree["format"] > FORMAT:
         raise InputError(
-            f"{call}: {name} was saved by a newer version of this package, in format {tree['format']}; this version reads "
-            f"format {FORMAT}. Update fewshot_callbacks."
+            f"{call}: {name} was saved by a newer version of this package in format {tree['format']}, but this version "
+            f"reads format {FORMAT}. Update fewshot_callbacks."
         )
     if not isinstance(result, kind):
-        raise InputError(f"{call}: {name} does not hold a {kind.__name__}. Pass a file that report.save has written.")
+        raise InputError(
+            f"{call}: {name} does not contain a {kind.__name__}. Pass a file that report.save has written."
+        )
     return result
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is a zip file, as saved reports and all other .npz files are."""
+    """Return whether a file is a zip file. Saved reports and all other .npz files are zip files."""
     with _opened(path) as file:
         return file.read(len(_ZIP_MARK)) == _ZIP_MARK
 
 
 def is_saved(path: Path) -> bool:
-    """Return whether a file of this machine is a saved report, rather than another .npz file or anything else."""
+    """Return whether a local file is a saved report, and not another .npz file or anything else."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -144,12 +146,12 @@ def is_saved(path: Path) -> bool:
 
 
 def _opened(path: str | os.PathLike[str]) -> io.BufferedIOBase:
-    """Return an open file, by its path or its address."""
+    """Return an open file for a path or an address."""
     return io.BytesIO(read_file(path)) if is_address(path) else Path(path_text(path)).open("rb")
 
 
 def _arrays_in(file: io.BufferedIOBase) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an archive; none if the JSON is not among them, since the others may be large."""
+    """Return the arrays in an archive; empty if the JSON is missing, since other arrays may be large."""
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         if f"{_ENTRY}.npy" not in names:
@@ -161,7 +163,7 @@ def _arrays_in(file: io.BufferedIOBase) -> dict[str, NDArray[Any]]:
 
 
 def _encoded(value: Any, arrays: dict[str, NDArray[Any]], classes: Classes) -> Any:
-    """Return a value for JSON; its arrays are added to `arrays`."""
+    """Return a value for JSON, and add its arrays to `arrays`."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -181,7 +183,7 @@ def _encoded(value: Any, arrays: dict[str, NDArray[Any]], classes: Classes) -> A
         return {name: {member: _encoded(part, arrays, classes) for member, part in members}}
     if isinstance(value, tuple):
         return [_encoded(part, arrays, classes) for part in value]
-    raise TypeError(f"a {name} cannot be saved: add its class to the classes of saved results.")
+    raise TypeError(f"a {name} cannot be saved. Add its class to the classes of saved results.")
 
 
 def _members(value: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The settings of an evaluation: what follows from them (metrics, their parameters, memory), and their checks.
+"""The settings of an evaluation: their checks, and what follows from them (metrics, their parameters, memory).
 
-`fewshot_callbacks/settings.py` declares each setting. A new setting has its check here, in `check_settings`. What follows
-from the metrics that are asked for is read once, in `RetrievalRequest`.
+`fewshot_callbacks/settings.py` declares each setting. Check a new setting here, in `check_settings`. `RetrievalRequest`
+reads once what follows from the requested metrics.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from fewshot_callbacks.settings import (
 from fewshot_callbacks.system.words import counted
 
 DEFAULT_MEMORY_MB: float = 512
-# The largest budget. Larger ones, such as infinity, count as this one: no machine has as much memory, and its number of
-# bytes still has 64 bits.
+# The largest budget. Larger budgets, such as infinity, are reduced to it: no machine has as much memory, and the number of
+# bytes still fits into 64 bits.
 UNLIMITED_MB = 2**40
-# Number of labels in a random group if `label_groups` is "auto". It is the same for every set, since Recall@K cannot be
-# compared among different numbers of classes.
+# Number of labels in a random group if `label_groups` is "auto". It is the same for every set, because Recall@K cannot be
+# compared between different numbers of classes.
 AUTO_GROUP_SIZE = 10
 
-# Sources of metrics that need the counts of all pairs together.
+# Inputs of metrics that need the counts of all pairs together.
 OF_PAIRS: tuple[MetricInput, ...] = ("pairs", "classes")
 
 Unmatched = Literal["exclude", "miss"]
-"""How a query without a relevant candidate in its group counts: not at all (`exclude`), or as a failed search (`miss`)."""
+"""How a query without a relevant candidate in its group counts: it is left out (`exclude`), or it is a miss (`miss`)."""
 
 
 # -------------------------------------------------------------------------------------------------------------- settings
@@ -68,14 +68,14 @@ Unmatched = Literal["exclude", "miss"]
 class RetrievalSettings(RetrievalDefaults):
     """The settings of `evaluate_retrieval`. The constructor refuses values that are wrong for any data.
 
-    It stores metrics as a tuple of keys, and of `RequestedMetric` for those of a user; and numbers of NumPy and PyTorch as
-    Python's numbers.
+    Metrics are stored as a tuple of keys, with a `RequestedMetric` for each custom metric. NumPy and PyTorch numbers are
+    stored as Python numbers.
 
     Args:
-        **settings: See `RetrievalDefaults`, which says what each of them means.
+        **settings: See `RetrievalDefaults`, which explains each setting.
 
     Raises:
-        ValueError: If a value is wrong for any data; the message says what to pass instead.
+        ValueError: If a value is wrong for any data. The message states what to pass instead.
 
     Examples:
         >>> settings = RetrievalSettings(similarity="euclidean", metrics=("mAP", "recall@10"))
@@ -95,12 +95,12 @@ class RetrievalSettings(RetrievalDefaults):
         for name, value in _plain_values(self).items():
             object.__setattr__(self, name, value)
         named = requested_metrics(type(self).__name__, self.metrics)
-        # It is not a field, so that it is neither shown nor compared.
+        # Not a field, so that it is neither printed nor compared.
         object.__setattr__(self, "_request", RetrievalRequest.of(self, named))
         check_settings(self)
 
     def __reduce__(self) -> Any:
-        """Pickle the settings alone: the functions of some metrics cannot be pickled."""
+        """Pickle only the settings, because the functions of some metrics cannot be pickled."""
         return partial(type(self), **self.arguments()), ()
 
     def arguments(self) -> RetrievalOptions:
@@ -110,19 +110,19 @@ class RetrievalSettings(RetrievalDefaults):
 
 @dataclass(frozen=True)
 class RetrievalRequest:
-    """What settings ask for. It is read from them once, and the evaluation reads no key of a metric after it.
+    """What the settings request. It is derived once, so the evaluation does not parse metric keys.
 
     Attributes:
-        named: The metrics that `metrics` names, each once.
-        reported: Those of them that are reported: all, without Grouped Recall if `label_groups` is None.
+        named: The metrics in `metrics`, each once.
+        reported: The metrics that are reported: all, except Grouped Recall if `label_groups` is None.
         pooled: The metrics of all pairs together.
-        consistency_rates: The false match rates below which classes are compared.
-        grouped_k: The K of Grouped Recall@K; none if it is not reported.
+        consistency_rates: The largest false match rates at which classes are compared.
+        grouped_k: The K of Grouped Recall@K; empty if it is not reported.
         unmatched: How Grouped Recall counts a query without a match.
-        group_size: Number of labels in a random group; None if `label_groups` is groups or None.
-        chooses_group_size: Whether `label_groups` is `auto`, so that the number of classes decides whether there is Grouped
+        group_size: Number of labels in a random group; None if `label_groups` is a list of groups or None.
+        chooses_group_size: Whether `label_groups` is `auto`. The number of classes then decides whether there is Grouped
             Recall.
-        sets_groups: Whether `label_groups` is a size or groups, and neither `auto` nor None.
+        sets_groups: Whether `label_groups` is a size or a list of groups, and neither `auto` nor None.
     """
 
     named: tuple[RequestedMetric, ...]
@@ -137,14 +137,14 @@ class RetrievalRequest:
 
     @classmethod
     def of(cls, settings: RetrievalDefaults, named: Sequence[RequestedMetric]) -> RetrievalRequest:
-        """Return what some settings ask for.
+        """Return what the settings request.
 
         Args:
             settings: The settings.
             named: The metrics that they name.
 
         Raises:
-            ValueError: If they ask for Grouped Recall in two ways.
+            ValueError: If they request Grouped Recall in two ways.
         """
         groups = settings.label_groups
         reported = tuple(metric for metric in named if metric.metric.input != "groups" or groups is not None)
@@ -154,8 +154,8 @@ class RetrievalRequest:
         if ranks and ranks_with_misses:
             keys = f"'grouped_recall@{ranks[0]}' and 'grouped_recall@{ranks_with_misses[0]}_miss'"
             raise InputError(
-                f"{type(settings).__name__}: metrics ask for Grouped Recall with and without queries that have no match, "
-                f"{keys}. Ask for one of them, and evaluate twice for both."
+                f"{type(settings).__name__}: metrics request Grouped Recall with and without queries that have no match, "
+                f"{keys}. Request one of them, and evaluate twice to get both."
             )
         rates = _parameters(reported, "opis@fmr{p}") + _parameters(reported, "opis_gap@fmr{p}")
         return cls(
@@ -181,7 +181,7 @@ class RetrievalRequest:
 
     @property
     def names_grouped_recall(self) -> bool:
-        """Whether `metrics` names Grouped Recall itself, and not only as one of the default metrics."""
+        """Whether `metrics` names Grouped Recall explicitly, and not only as one of the default metrics."""
         grouped = {metric.key for metric in self.reported if metric.metric.input == "groups"}
         if grouped <= {*DEFAULT_METRICS} <= {metric.key for metric in self.named}:
             return False
@@ -189,7 +189,7 @@ class RetrievalRequest:
 
 
 def request_of(settings: RetrievalSettings) -> RetrievalRequest:
-    """Return what settings ask for, which their constructor has read."""
+    """Return what the settings request, as derived in their constructor."""
     request: RetrievalRequest = vars(settings)["_request"]
     return request
 
@@ -202,7 +202,7 @@ def _parameters(metrics: Sequence[RequestedMetric], pattern: str) -> tuple[Any, 
 
 
 def _pooled_request(settings: RetrievalDefaults, reported: Sequence[RequestedMetric]) -> PooledRequest:
-    """Return the metrics of all pairs together that are reported."""
+    """Return the reported metrics of all pairs together."""
     patterns = {metric.metric.pattern for metric in reported}
     return PooledRequest(
         precisions=_parameters(reported, "recall@precision{p}"),
@@ -221,13 +221,13 @@ def from_keywords(
     options: type = RetrievalOptions,
     settings: type[RetrievalSettings] = RetrievalSettings,
 ) -> RetrievalSettings:
-    """Return the settings that a function or a class was given as keywords.
+    """Return the settings that were passed to a function or a class as keywords.
 
     Args:
         target: The function or the class. Messages begin with its name.
-        keywords: Values by the names of the settings.
+        keywords: Setting -> value.
         options: The TypedDict of the settings that the target has.
-        settings: The class of what is returned.
+        settings: The class of the result.
 
     Raises:
         UnknownSettingError: If there is no such setting. The message suggests a similar name.
@@ -243,14 +243,14 @@ def from_keywords(
         return settings(**keywords)
     except ValueError as error:
         message = str(error)
-        # `RetrievalSettings: ...`, or a sentence on what it needs
+        # `RetrievalSettings: ...`, or a sentence that begins with this name
         if re.match(rf"{settings.__name__}\b", message):
             raise InputError(message.replace(settings.__name__, target.__name__, 1)) from error
         raise InputError(f"{target.__name__}: {message}") from error
 
 
 def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings:
-    """Return the settings for items with several labels or a given relevance: with other metrics by default.
+    """Return the settings for items with several labels or a passed relevance, which have other default metrics.
 
     Args:
         call: The public function or class, for messages.
@@ -266,8 +266,8 @@ def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings
         need_classes.append("label_groups")
     if need_classes:
         raise InputError(
-            f"{call}: {', '.join(need_classes)} cannot be computed where items have several labels each, or relevance is "
-            "given: means and groups of classes need one label for each item. Leave them out."
+            f"{call}: {', '.join(need_classes)} cannot be computed, because means and groups of classes need exactly one "
+            "label per item. Leave them out if items have several labels, or if you pass relevance."
         )
     return replace(settings, metrics=RELEVANCE_METRICS if is_default else settings.metrics, label_groups=None)
 
@@ -277,7 +277,7 @@ def _needs_classes(metric: RequestedMetric) -> bool:
 
 
 def main_memory(settings: RetrievalSettings) -> int:
-    """Return the bound on the main memory in bytes. With a CUDA device it is the default: `memory_mb` bounds the device."""
+    """Return the budget of main memory in bytes. With a CUDA device it is the default, since `memory_mb` is for the GPU."""
     on_cpu = compute_device("evaluate_retrieval", settings.device).type == "cpu"
     return memory_bytes("evaluate_retrieval", settings.memory_mb if on_cpu else None)
 
@@ -286,10 +286,10 @@ def main_memory(settings: RetrievalSettings) -> int:
 
 
 def _plain_values(settings: RetrievalDefaults) -> dict[str, Any]:
-    """Return the values that the constructor stores: a tuple of metrics, each once, and Python's numbers.
+    """Return the values that the constructor stores: a tuple of metrics, each once, and Python numbers.
 
     Raises:
-        ValueError: If an import path names no metric, or a metric stands without its parameters.
+        ValueError: If an import path does not name a metric, or a metric needs parameters and has none.
     """
     values = {name: plain_list(_plain(getattr(settings, name))) for name in names_of(RetrievalOptions)}
     values["metrics"] = stored_metrics(type(settings).__name__, several(values["metrics"]))
@@ -309,14 +309,14 @@ def check_settings(settings: RetrievalSettings) -> None:
     _check_groups(call, settings)
     _check_max_queries(call, settings.max_queries)
     check_seed(call, "seed", settings.seed)
-    normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
+    normal_quantile(settings.confidence)  # refuses a wrong confidence before the work
     memory_bytes(call, settings.memory_mb)
     compute_device(call, settings.device)
     has_prototypes = any(metric.metric.input == "prototypes" for metric in request_of(settings).named)
     if settings.similarity == "hamming" and (has_prototypes or settings.device not in ("cpu", "auto")):
         raise InputError(
-            f"{call}: binary codes have no mean that could be a prototype, and are compared on the CPU. "
-            "With similarity='hamming' leave out prototype_accuracy and device."
+            f"{call}: binary codes have no prototypes, and are compared on the CPU. With similarity='hamming', leave out "
+            "prototype_accuracy and device."
         )
 
 
@@ -330,8 +330,8 @@ def _check_thresholds(call: str, settings: RetrievalSettings) -> None:
     is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(_is_number, bounds))
     if bounds is not None and not (is_pair and bounds[0] <= bounds[1]):  # NaN is refused, too
         raise InputError(
-            f"{call}: threshold_bounds={bounds!r} must hold the smallest threshold and the largest, in this order, "
-            "such as (0.0, 1.0); None sets no bounds."
+            f"{call}: threshold_bounds={bounds!r} must be the smallest and the largest threshold, in this order, such as "
+            "(0.0, 1.0); None sets no bounds."
         )
 
 
@@ -351,7 +351,7 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
     if settings.label_groups is None:
         if not request.reported:
             raise InputError(
-                f"{call}: label_groups=None leaves out Grouped Recall, and metrics asks for nothing else. Add 'mAP' to "
+                f"{call}: label_groups=None leaves out Grouped Recall, but metrics contains nothing else. Add 'mAP' to "
                 "metrics, or leave out label_groups."
             )
         return
@@ -359,45 +359,45 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
     if request.sets_groups and not request.grouped_k:
         size = f"={settings.label_groups}" if isinstance(settings.label_groups, int) else ""
         raise InputError(
-            f"{call}: label_groups{size} is for Grouped Recall, which metrics does not ask for. Add 'grouped_recall@1' to "
+            f"{call}: label_groups{size} is for Grouped Recall, but metrics does not contain it. Add 'grouped_recall@1' to "
             "metrics, or leave out label_groups."
         )
     if max(request.grouped_k, default=1) >= smallest:
         raise InputError(
-            f"{call}: the ranks of Grouped Recall, {request.grouped_k}, must lie below {fact}: with as many candidates as "
-            "classes, recall says little. Use larger groups or smaller ranks."
+            f"{call}: the ranks of Grouped Recall, {request.grouped_k}, must be below {fact}, because recall is not "
+            "informative at ranks as large as the number of classes. Use larger groups or smaller ranks."
         )
 
 
 def _smallest_group(call: str, settings: RetrievalSettings) -> tuple[int, str]:
-    """Return the number of labels of the smallest group, and words for it; refuse `label_groups` of another form."""
+    """Return the size of the smallest group, and its description; refuse any other form of `label_groups`."""
     groups = settings.label_groups
     if request_of(settings).chooses_group_size:
-        return AUTO_GROUP_SIZE, f"label_groups={AUTO_GROUP_SIZE}, which 'auto' takes"
+        return AUTO_GROUP_SIZE, f"label_groups={AUTO_GROUP_SIZE}, which is the size with 'auto'"
     if isinstance(groups, Sequence | Tensor) and not isinstance(groups, str):
         checked = checked_groups(call, groups)
         if len(checked) < settings.fewest_groups:
-            raise InputError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
+            raise InputError(f"{call}: label_groups has one group, but the interval needs two. Pass another group.")
         smallest = min(map(len, checked))
-        return smallest, f"{smallest}, the labels of the smallest group"
+        return smallest, f"{smallest}, the number of labels in the smallest group"
     if isinstance(groups, int) and not isinstance(groups, bool) and groups > 1:
         return groups, f"label_groups={groups}"
     raise InputError(
-        f"{call}: label_groups={groups!r} must be a whole number of at least 2 labels, or the labels of each group; "
-        f"'auto' takes {AUTO_GROUP_SIZE} labels where there are {2 * AUTO_GROUP_SIZE} classes, and None omits Grouped "
+        f"{call}: label_groups={groups!r} must be a group size of at least 2 labels, or the labels of each group. "
+        f"'auto' uses {AUTO_GROUP_SIZE} labels if there are at least {2 * AUTO_GROUP_SIZE} classes, and None omits Grouped "
         "Recall."
     )
 
 
 def checked_groups(call: str, groups: Any) -> list[Labels]:
-    """Return the groups of a caller as labels.
+    """Return the user's groups as labels.
 
     Args:
-        call: The public function, for the message.
+        call: The public function, for messages.
         groups: The labels of each group, integers or strings.
 
     Raises:
-        ValueError: If they are not groups of at least two labels each, or a label is in two groups.
+        ValueError: If a group has fewer than two labels, or a label is in two groups.
     """
     single = next((group for group in groups if isinstance(group, str) or np.ndim(group) == 0), None)
     if not len(groups) or single is not None:
@@ -409,20 +409,20 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
     for number, group in enumerate(checked):
         if len(group) < 2:
             raise InputError(
-                f"{call}: group {number} of label_groups holds {counted(len(group), 'label')}; Recall@K inside a group "
-                "needs at least 2. Leave it out, or join it to another."
+                f"{call}: group {number} of label_groups has {counted(len(group), 'label')}, but Recall@K inside a group "
+                "needs at least 2. Leave the group out, or merge it with another group."
             )
     times = Counter(join(call, checked).tolist())
     repeated = [label for label, count in times.items() if count > 1]
     if repeated:
         raise InputError(
-            f"{call}: label {repeated[0]!r} comes more than once in label_groups. A label is in one group at most."
+            f"{call}: label {repeated[0]!r} appears more than once in label_groups. Put each label into one group at most."
         )
     return checked
 
 
 def compute_device(call: str, device: str | torch.device) -> torch.device:
-    """Return the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
+    """Return the device that computes scores. `"auto"` is the first CUDA device, or the CPU if there is none.
 
     Raises:
         ValueError: For a device that does not exist, or that does not support float64.
@@ -435,7 +435,7 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     except RuntimeError as error:
         raise InputError(f"{call}: device={device!r} is not a device ({error}). {fix}") from error
     if torch_device.type not in ("cpu", "cuda"):
-        raise InputError(f"{call}: device={device!r} has no float64, which exact counts need. {fix}")
+        raise InputError(f"{call}: device={device!r} does not support float64, which exact counts need. {fix}")
     count = torch.cuda.device_count()
     if torch_device.type == "cuda" and (torch_device.index or 0) >= count:
         raise InputError(f"{call}: device={device!r}, but torch sees {count} CUDA devices. Pass 'cpu' or 'auto'.")
@@ -443,7 +443,7 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
 
 
 def memory_bytes(call: str, memory_mb: Any) -> int:
-    """Return a bound on the memory in bytes; None is the default, and infinity is more than any machine's memory.
+    """Return the memory budget in bytes. None is the default, and infinity is more than any machine's memory.
 
     Raises:
         ValueError: If it is not a positive number of MB.
@@ -451,7 +451,7 @@ def memory_bytes(call: str, memory_mb: Any) -> int:
     memory_mb = DEFAULT_MEMORY_MB if memory_mb is None else _plain(memory_mb)
     if not (_is_number(memory_mb) and memory_mb > 0):
         raise InputError(
-            f"{call}: memory_mb={memory_mb!r} must be positive, in MB; None is the default, {DEFAULT_MEMORY_MB:g}."
+            f"{call}: memory_mb={memory_mb!r} must be a positive number of MB; None is the default, {DEFAULT_MEMORY_MB:g}."
         )
     return int(min(memory_mb, UNLIMITED_MB) * 10**6)
 
@@ -464,7 +464,7 @@ def several(value: Any) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Return Python's number for a number of NumPy or a tensor of one number; any other value unchanged."""
+    """Return a Python number for a NumPy scalar or a tensor with one number; any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 

@@ -1,6 +1,7 @@
-"""`compare_slices`: in which slices one evaluation is better than another of the same queries.
+"""`compare_slices`: the slices in which one of two evaluations of the same queries is better.
 
-The intervals of all slices hold together (Bonferroni), and the p values are corrected for the number of slices (Holm, 1979).
+The confidence level applies to all intervals together (Bonferroni). The p values are corrected for the number of slices
+(Holm, 1979).
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ from fewshot_callbacks.system.words import counted
 
 
 class SliceGain(NamedTuple):
-    """The difference of a metric of two evaluations in a slice.
+    """The difference in a metric between two evaluations, in one slice.
+
+    Attributes:
+        difference: Both values, and the interval of first minus second. The confidence level applies to the intervals of
+            all slices together.
+        p_value: p value of the hypothesis of no difference, corrected for the number of slices (Holm); NaN if the variance
+            cannot be estimated.
+        queries: Number of queries that have a value in both evaluations.
 
     Examples:
         >>> from fewshot_callbacks.functional import Interval
@@ -45,27 +53,24 @@ class SliceGain(NamedTuple):
     """
 
     difference: Difference
-    """the value of both, and the interval of first minus second; those of all slices hold together"""
     p_value: float
-    """p value of no difference, corrected for the number of slices (Holm); NaN where there is no variance to judge by"""
     queries: int
-    """number of queries that have a value in both"""
 
 
 class SliceGains(dict[int | str, SliceGain]):
-    """Slice -> the difference of a metric of two evaluations; `print` shows a table, the least gain first.
+    """Slice -> the difference in a metric between two evaluations. `print` shows a table, the smallest gain first.
 
     Args:
         gains: Slice -> the difference in it.
-        attribute: The attribute that has the slices as its values.
+        attribute: The attribute that the slices are values of.
         requested: The metric.
-        confidence: Confidence of all intervals together.
+        confidence: Confidence level of all intervals together.
 
     Examples:
         >>> from fewshot_callbacks.functional import Interval, requested_metric
         >>> roof = SliceGain(Difference(0.75, 0.5, Interval(0.125, 0.375)), 0.01, 40)
         >>> print(SliceGains({"roof": roof}, "camera", requested_metric("mAP"), 0.95)["roof"].difference)
-        0.7500 - 0.5000 = +0.2500 (+0.1250 to +0.3750), beyond chance
+        0.7500 - 0.5000 = +0.2500 (+0.1250 to +0.3750), significant
     """
 
     def __init__(
@@ -83,7 +88,7 @@ class SliceGains(dict[int | str, SliceGain]):
         return self.attribute, "first", "second", "first - second", "interval", "p", "queries"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of each slice, the least gain first, for tables."""
+        """Return the cells of each slice for a table, the smallest gain first."""
         gains = sorted(self.items(), key=lambda item: self._order(item[1].difference.value))
         return [
             (str(name), *difference.in_words()[:4], p_in_words(p_value), f"{queries:,}")
@@ -92,14 +97,14 @@ class SliceGains(dict[int | str, SliceGain]):
 
     @property
     def explanation(self) -> str:
-        """A sentence on the table."""
+        """The sentence below the table."""
         return (
-            f"{self.metric}: all intervals together have {100 * self.confidence:g} % confidence, and p is corrected for "
-            f"{counted(len(self), 'slice')} (Holm)."
+            f"{self.metric}: the confidence level of all intervals together is {100 * self.confidence:g} %. p is corrected "
+            f"for {counted(len(self), 'slice')} (Holm)."
         )
 
     def __str__(self) -> str:
-        """Return a table with one slice in a line, the least gain first."""
+        """Return a table with one slice per line, the smallest gain first."""
         columns = [printable(column) for column in self.columns]
         rows = [(printable(name), *cells) for name, *cells in self.rows()]
         return "\n".join([*table(columns, rows), self.explanation])
@@ -129,24 +134,25 @@ def compare_slices(
     metric: str | None = None,
     confidence: float = 0.95,
 ) -> SliceGains:
-    """Return the difference of a metric in each slice of two evaluations of the same queries, with interval and p value.
+    """Return the difference in a metric for each slice, between two evaluations of the same queries.
 
-    Each query is compared with itself, as `compare_reports` does.
+    Each query is compared with itself, as in `compare_reports`.
 
     Args:
         first: Report of one evaluation with `slices`, or the path or address of a file that `RetrievalReport.save` has
             written.
-        second: The same of another evaluation of the same queries. It needs no `slices`.
-        attribute: A key of `slices`.
-        metric: A metric that both have for each query; by default the first of the first report.
-        confidence: Confidence of all intervals together, in (0, 1).
+        second: Report, path or address of another evaluation of the same queries. It may have no `slices`.
+        attribute: A key of the `slices` that were passed to `evaluate_retrieval`.
+        metric: A metric that both reports have for each query; by default the first metric of the first report.
+        confidence: Confidence level of all intervals together, in (0, 1).
 
     Returns:
-        Slice -> difference, interval of first minus second, and p value. `print` shows a table, the least gain first.
+        Slice -> difference with the interval of first minus second, and p value. `print` shows a table, the smallest gain
+        first.
 
     Raises:
-        ValueError: If the reports are not of the same queries, their slices differ, the first has no such attribute, or one
-            of them lacks the metric.
+        ValueError: If the reports have different queries or different slices, the first report does not have the attribute,
+            or a report does not have the metric.
 
     Examples:
         >>> import torch
@@ -162,7 +168,7 @@ def compare_slices(
         camera   first  second  first - second            interval         p  queries
           door  0.8900  0.0900         +0.8000  +0.6715 to +0.9008  < 0.0001      100
           roof  0.8700  0.0600         +0.8100  +0.5862 to +0.9082  < 0.0001      100
-        recall@1: all intervals together have 95 % confidence, and p is corrected for 2 slices (Holm).
+        recall@1: the confidence level of all intervals together is 95 %. p is corrected for 2 slices (Holm).
     """
     normal_quantile(confidence)
     first = as_report(first)
@@ -187,9 +193,9 @@ def compare_slices(
 
 
 def compare_all_slices(first: RetrievalReport, second: RetrievalReport) -> list[SliceGains]:
-    """Return the gains in the slices of each attribute of the first report.
+    """Return, for each attribute of the first report, the gains in its slices.
 
-    They are of the first metric that both reports have for each query. The list is empty if there is no such metric.
+    The metric is the first that both reports have for each query. The list is empty if there is no such metric.
     """
     common = [key for key in first.sliced_metrics() if key in second.sliced_metrics()]
     if not common:
@@ -198,11 +204,11 @@ def compare_all_slices(first: RetrievalReport, second: RetrievalReport) -> list[
 
 
 def _refuse_other_slices(slices: Attribute, second: RetrievalReport, attribute: str) -> None:
-    """Refuse a second report in which a query has another value of the attribute."""
+    """Refuse a second report in which a query is in another slice."""
     if attribute in second.slices and second.slices[attribute].values() != slices.values():
         raise InputError(
             f"compare_slices: {attribute!r} of a query is not the same in both reports. Evaluate both with the same slices, "
-            "or the second one without."
+            "or the second one without slices."
         )
 
 
@@ -210,13 +216,13 @@ def _common_metric(first: RetrievalReport, second: RetrievalReport, key: str | N
     """Return a metric that both reports have for each query.
 
     Raises:
-        ValueError: If one of them lacks it, or it is not the same metric in both.
+        ValueError: If a report does not have it, or the reports have different metrics with this key.
     """
     requested = first.sliced_metric("compare_slices", key)
     if second.sliced_metric("compare_slices", requested.key) != requested:
         raise InputError(
-            f"compare_slices: {requested.key!r} is a metric of a user, and another one in each evaluation. Evaluate both "
-            "with the same metric, or give one of the two another pattern."
+            f"compare_slices: {requested.key!r} is a different user-defined metric in each report. Evaluate both with the "
+            "same metric, or give one of the metrics another pattern."
         )
     return requested
 
@@ -224,7 +230,7 @@ def _common_metric(first: RetrievalReport, second: RetrievalReport, key: str | N
 def _only_queries(
     report: RetrievalReport, requested: RequestedMetric, inside: Bool[Tensor, "queries"]
 ) -> RetrievalReport:
-    """Return what a comparison by a metric needs of some queries of a report."""
+    """Return a report with only these queries, and only what a comparison by this metric needs."""
     values = report.per_query[requested.of_queries][inside]
     return replace(
         report,
@@ -236,7 +242,7 @@ def _only_queries(
 
 
 def _gain(first: RetrievalReport, second: RetrievalReport, requested: RequestedMetric, confidence: float) -> SliceGain:
-    """Return the difference of a metric of the queries of a slice, with a p value that is not yet corrected."""
+    """Return the difference in a metric for the queries of one slice. The p value is not yet corrected."""
     pair = (first, second)
     values = [
         mean_of_queries(requested, report.per_query[requested.of_queries], report.query_labels) for report in pair

@@ -1,8 +1,8 @@
-"""Slices of an evaluation: the queries that have one value of an attribute, such as one camera.
+"""Slices of an evaluation: the queries that have the same value of an attribute, such as the same camera.
 
-The slices of an attribute are read together, and the worst of them is chosen by the same numbers. Therefore each of m slices
-has an interval at the confidence 1 - (1 - c) / m for the confidence c (Bonferroni). With at least the confidence c, all of
-these intervals contain their true values, that of the worst slice too.
+A reader looks at all slices of an attribute and picks the worst of them. Therefore, for the confidence level c, each of m
+slices has an interval at the level 1 - (1 - c) / m (Bonferroni). All intervals together, including the worst slice's
+interval, then contain the true values with a probability of at least c.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fewshot_callbacks.settings import RequestedMetric
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.system.words import counted, with_article
 
-# So many slices are taken whatever the number of classes: a table of them can be read.
+# This many slices are accepted for any number of classes, since a table of them is still readable.
 FEW_SLICES = 30
-# Of more slices, each needs so many classes on average: a number such as an age has about as many values as queries.
+# More slices need this many classes each, on average. It refuses numbers such as ages, with a value per query.
 CLASSES_PER_SLICE = 10
 
 
 class SlicesError(InputError):
-    """Raised if the values of an attribute cannot be its slices; every process raises the same error.
+    """Raised if the values of an attribute cannot be used as slices; every process raises the same error.
 
     Args:
         message: The message.
@@ -47,6 +47,10 @@ class SlicesError(InputError):
 class Attribute(NamedTuple):
     """The slice of each query.
 
+    Attributes:
+        codes: Index of each query's slice in `names`.
+        names: The slices, ascending.
+
     Examples:
         >>> import torch
         >>> camera = Attribute(torch.tensor([1, 0, 1]), ("door", "roof"))
@@ -55,13 +59,11 @@ class Attribute(NamedTuple):
     """
 
     codes: Int[Tensor, "queries"]
-    """index of the slice of each query among `names`"""
     names: tuple[int | str, ...]
-    """the slices, ascending"""
 
     @classmethod
     def of_codes(cls, codes: Int[Tensor, "queries"], names: tuple[Any, ...] | None) -> Attribute:
-        """Return the attribute of codes with these names, without the names that no query has; codes are names if None."""
+        """Return the attribute with these codes and names, without unused names. `names=None` takes the codes as names."""
         present, index = codes.unique(return_inverse=True)
         integers = present.tolist()
         return cls(index, tuple(integers if names is None else [names[code] for code in integers]))
@@ -76,7 +78,14 @@ class Attribute(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A metric of the queries of a slice.
+    """A metric of the queries in one slice.
+
+    Attributes:
+        value: Mean over the queries of the slice; NaN if no query has a value.
+        interval: Interval of the value. The report's confidence level applies to the intervals of all slices together.
+        queries: Number of queries that have a value, that is, a relevant candidate.
+        classes: Number of classes of these queries. The interval treats classes as the independent units.
+        share: Fraction of all queries with a value that are in this slice, in [0, 1].
 
     Examples:
         >>> Slice(0.75, Interval(0.5, 0.875), 40, 10, 0.25).interval.low
@@ -84,20 +93,15 @@ class Slice(NamedTuple):
     """
 
     value: float
-    """mean over the queries of the slice; NaN if none of them has a value"""
     interval: Interval
-    """its interval; those of all slices together have the confidence of the report"""
     queries: int
-    """number of queries that have a value, that is, a relevant candidate"""
     classes: int
-    """number of their classes, which are the independent units of the interval"""
     share: float
-    """their share of all queries that have a value"""
 
 
 @runtime_checkable
 class _Measured(Protocol):
-    """What was measured of a slice."""
+    """The result for one slice."""
 
     @property
     def value(self) -> float:
@@ -108,12 +112,12 @@ AnyMeasured = TypeVar("AnyMeasured", bound=_Measured)
 
 
 class MeasuredSlices(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
-    """Slice -> what was measured of it; `print` shows a table, the worst first.
+    """Slice -> its result. `print` shows a table, the worst slice first.
 
     Args:
-        slices: Slice -> what was measured of it.
-        attribute: The attribute that has the slices as its values.
-        confidence: Confidence of all intervals together.
+        slices: Slice -> its result.
+        attribute: The attribute that the slices are values of.
+        confidence: Confidence level of all intervals together.
         lower_is_better: Whether the largest value is the worst.
     """
 
@@ -127,7 +131,7 @@ class MeasuredSlices(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
 
     @property
     def worst(self) -> int | str:
-        """The slice with the worst value; the first of equal ones. A slice without a value is last."""
+        """The slice with the worst value; the first one of several equal slices. Slices without a value come last."""
         return self._ordered()[0]
 
     def _ordered(self) -> list[int | str]:
@@ -139,21 +143,21 @@ class MeasuredSlices(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
         raise NotImplementedError
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of each slice, the worst first, for tables."""
+        """Return the cells of each slice for a table, the worst slice first."""
         raise NotImplementedError
 
     @property
     def explanation(self) -> str:
-        """Sentences on the table."""
+        """The sentences below the table."""
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """Return the lines of a table with one slice in a line, the worst first."""
+        """Return the lines of a table with one slice per line, the worst slice first."""
         columns = [printable(column) for column in self.columns]
         return table(columns, [(printable(name), *cells) for name, *cells in self.rows()])
 
     def __str__(self) -> str:
-        """Return a table with one slice in a line, the worst first."""
+        """Return a table with one slice per line, the worst slice first."""
         return "\n".join([*self.lines(), self.explanation])
 
     def __repr__(self) -> str:
@@ -161,21 +165,21 @@ class MeasuredSlices(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
 
 
 class Slices(MeasuredSlices[Slice]):
-    """Slice -> a metric of its queries; `print` shows a table, the worst first.
+    """Slice -> a metric of its queries. `print` shows a table, the worst slice first.
 
     Args:
         slices: Slice -> the metric of its queries.
-        attribute: The attribute that has the slices as its values.
+        attribute: The attribute that the slices are values of.
         requested: The metric.
-        confidence: Confidence of all intervals together.
+        confidence: Confidence level of all intervals together.
 
     Examples:
         >>> from fewshot_callbacks.functional import requested_metric
         >>> roof = Slice(0.5, Interval(0.25, 0.75), 30, 10, 0.75)
         >>> door = Slice(0.75, Interval(0.5, 0.875), 10, 10, 0.25)
         >>> slices = Slices({"door": door, "roof": roof}, "camera", requested_metric("mAP"), 0.95)
-        >>> slices.worst
-        'roof'
+        >>> slices.worst, slices["roof"].value
+        ('roof', 0.5)
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class Slices(MeasuredSlices[Slice]):
         return self.attribute, self.metric, "interval", "queries", "classes", "share"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of each slice, the worst first, for tables."""
+        """Return the cells of each slice for a table, the worst slice first."""
         rows: list[tuple[str, ...]] = []
         for name in self._ordered():
             value, interval, queries, classes, share = self[name]
@@ -200,14 +204,14 @@ class Slices(MeasuredSlices[Slice]):
 
     @property
     def explanation(self) -> str:
-        """Two sentences on the table."""
+        """The sentences below the table."""
         return (
-            f"All intervals together have {100 * self.confidence:g} % confidence. The worst of several slices looks worse "
-            "than it is: judge it by the better end of its interval."
+            f"The confidence level of all intervals together is {100 * self.confidence:g} %. The worst slice looks worse "
+            "than it is, so judge it by the better end of its interval."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the slices as numbers, strings, lists and dictionaries for JSON, the worst first (NaN becomes None)."""
+        """Return the slices as plain values for JSON, the worst slice first (NaN becomes None)."""
         return {
             str(name): {
                 "value": or_none(self[name].value),
@@ -221,7 +225,7 @@ class Slices(MeasuredSlices[Slice]):
 
 
 def cells_of(value: float, interval: Interval) -> tuple[str, str]:
-    """Return a value and its interval for a table; nothing in place of NaN."""
+    """Return a value and its interval for a table; empty strings in place of NaN."""
     number = "" if math.isnan(value) else f"{value:.4f}"
     low, high = interval
     return number, "" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
@@ -243,7 +247,7 @@ def slices_of(
         requested: The metric.
         values: The metric of each query; NaN where it has none.
         labels: The label of each query.
-        confidence: Confidence of all intervals together.
+        confidence: Confidence level of all intervals together.
     """
     has_value = ~values.isnan()
     level = confidence_of_each(confidence, len(attribute.codes[has_value].unique()))
@@ -258,7 +262,7 @@ def slices_of(
 
 
 def confidence_of_each(confidence: float, slices: int) -> float:
-    """Return the confidence of each of several intervals that together have a confidence (Bonferroni)."""
+    """Return the confidence level of each interval, for a level of all intervals together (Bonferroni)."""
     return 1 - (1 - confidence) / max(1, slices)
 
 
@@ -275,24 +279,24 @@ def checked_slices(call: str, slices: Any) -> dict[str, Labels]:
 
 
 def refuse_unnamed_slices(call: str, slices: Any, fix: str) -> None:
-    """Refuse anything but a mapping with strings as keys; the message ends with the fix."""
+    """Refuse anything except a mapping with strings as keys. The message ends with the fix."""
     if not isinstance(slices, Mapping) or not all(isinstance(name, str) for name in slices):
         raise InputError(
-            f"{call}: slices is {with_article(type(slices).__name__)}, and must be a dictionary with strings as keys. {fix}"
+            f"{call}: slices is {with_article(type(slices).__name__)}, not a dictionary with strings as keys. {fix}"
         )
 
 
 def slices_argument(name: str) -> str:
-    """Return what an attribute is called in messages."""
+    """Return the name of an attribute in messages."""
     return f"slices[{name!r}]"
 
 
 def encode_slices(
     call: str, slices: Mapping[str, Labels], processes: Processes
 ) -> tuple[dict[str, Int[Tensor, "queries"]], dict[str, tuple[Any, ...] | None]]:
-    """Return a code for each query of this process, by the name of the argument, and the value of each code. *Collective*.
+    """Return argument name -> code of each query of this process, and attribute -> value of each code. *Collective*.
 
-    The values are by the attribute; None for integers, which are their own codes.
+    The value of each code is None for integers, which are their own codes.
 
     Raises:
         SlicesError: If the values of an attribute are integers in one process and strings in another.
@@ -309,13 +313,13 @@ def encode_slices(
 
 
 def refuse_many_slices(call: str, slices: Mapping[str, int], classes: int, fact: str) -> None:
-    """Refuse an attribute with so many values that their slices say nothing.
+    """Refuse an attribute with too many values for useful slices.
 
     Args:
         call: The public function, for messages.
         slices: Attribute -> number of its values.
         classes: Number of classes or identities, which are the independent units.
-        fact: How many there are, for messages.
+        fact: The number of classes as a clause, for messages.
 
     Raises:
         SlicesError: If there is such an attribute.
@@ -324,7 +328,7 @@ def refuse_many_slices(call: str, slices: Mapping[str, int], classes: int, fact:
         most = max(FEW_SLICES, classes // CLASSES_PER_SLICE)
         if number > most:
             raise SlicesError(
-                f"{call}: {slices_argument(name)} has {counted(number, 'value')}, and {fact}: of so many slices none would "
-                f"say anything. Pass at most {most} values: join some, or divide numbers such as ages into bins.",
+                f"{call}: {slices_argument(name)} has {counted(number, 'value')}, and {fact}: these slices are too small to "
+                f"be useful. Pass at most {most} values: merge some, or divide numbers such as ages into bins.",
                 name,
             )

@@ -1,13 +1,14 @@
-"""Threshold consistency: whether one threshold serves all classes, and which classes need another one.
+"""Threshold consistency: whether one threshold suits all classes, and which classes need another threshold.
 
-The counts of each class at some thresholds follow from one more pass over the pairs. The thresholds must not depend on the
-order of the data or the number of processes, and the pooled rates that bound their range are only known after the pass. So
-the thresholds are multiples of a power of two, a sample says where they are counted, and exact counts say which are used.
+The counts of each class at some thresholds need one more pass over the pairs. The thresholds must not depend on the order of
+the data or the number of processes, and the pooled rates that bound their range are known only after the pass. Therefore the
+thresholds are multiples of a power of two. A sample suggests where to count, and the exact counts decide which thresholds
+are used.
 
 References:
-    Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024, arXiv 2307.04047: OPIS
-    is an integral over a range of distances, divided by its length. Public programs differ in how many thresholds they
-    take for it, some estimate the range from a sample, and some measure the spread of a pooled F1 over thresholds instead.
+    Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024, arXiv 2307.04047. OPIS
+    is an integral over a range of distances, divided by its length. Public implementations differ in the number of
+    thresholds. Some estimate the range from a sample, and some compute the spread of a pooled F1 over thresholds instead.
 """
 
 from __future__ import annotations
@@ -26,29 +27,36 @@ from fewshot_callbacks.functional._table import SHOWN_ROWS, table
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.system.words import counted
 
-# Number of thresholds in a range, at least, and less than twice as many. OPIS was within 2 % of that of 700 thresholds.
+# Fewest thresholds in a range; there are fewer than twice as many. OPIS was within 2 % of its value at 700 thresholds.
 FEWEST = 16
-# The sample may be off by this factor in the false match rates at the ends of the range.
+# Factor by which the sample may misjudge the false match rates at the ends of the range.
 SLACK = 1.25
-# Least distance of two thresholds, as a share of the largest of them: they differ in the ninth place.
+# Smallest distance between thresholds, as a share of the largest threshold: they differ in the ninth digit.
 LEAST_STEP = 2.0**-30
-# Scores closer to zero than this share of all that there can be are taken for zero.
+# Scores closer to zero than this share of the possible range count as zero.
 NEAR_ZERO = 2.0**-30
-# A search ends, as a share of its scores, where it is certain that thresholds in the range would lie closer than that:
-# `FEWEST` of them fit into no more than a quarter of `FEWEST * LEAST_STEP`.
+# A search stops at this width, as a share of its scores, because thresholds in the range would be closer than `LEAST_STEP`:
+# `FEWEST` of them would have to fit into a quarter of `FEWEST * LEAST_STEP`.
 NARROWEST = FEWEST * LEAST_STEP / 4
-# Scores below and above all exact scores, which lie in [-1, 1].
+# Scores below and above all exact scores, which are in [-1, 1].
 BELOW_ALL = -2.0
 ABOVE_ALL = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class ThresholdConsistency:
-    """How differently one threshold serves the classes of a set (OPIS).
+    """How much the usefulness of one threshold differs between the classes of a set (OPIS).
 
-    The utility of a class at a threshold is the harmonic mean of two shares: of its pairs that are accepted, and of its
-    queries' pairs with items of other classes that are rejected. It is 0 where either is 0. There are no intervals, and
-    where classes are small, chance alone spreads their utilities.
+    The utility of a class at a threshold is the harmonic mean of two shares: the accepted share of the class's pairs, and
+    the rejected share of its queries' pairs with items of other classes. It is 0 if either share is 0. There are no
+    intervals. The utilities of small classes also differ by chance.
+
+    Attributes:
+        thresholds: 16 to 31 ascending multiples of a power of two at which the pooled false match rate is in the range;
+            empty if they would only differ in the ninth digit or later.
+        labels: Classes with pairs of both kinds, in the form in which you passed them, ascending.
+        utility: (classes, thresholds) utility of each class at each threshold, in [0, 1].
+        classes_without_pairs: Number of classes without relevant or without irrelevant pairs. They have no utility.
 
     Examples:
         >>> import numpy as np
@@ -60,29 +68,24 @@ class ThresholdConsistency:
     """
 
     thresholds: Float[np.ndarray, "thresholds"]
-    """16 to 31 multiples of a power of two at which the pooled false match rate lies in the range, ascending; none if such
-    multiples would differ in the ninth digit or later"""
     labels: tuple[int | str, ...]
-    """classes with pairs of both kinds, as they were given, ascending"""
     utility: Float[np.ndarray, "classes thresholds"]
-    """utility of each class at each threshold, in [0, 1]"""
     classes_without_pairs: int = 0
-    """classes without a pair of one kind or the other, which have no utility"""
 
     @property
     def opis(self) -> float:
-        """Variance of the utility between classes, its mean over the thresholds, in [0, 0.25]; 0 is consistent.
+        """Variance of the utility between classes, averaged over the thresholds, in [0, 0.25]; 0 is consistent.
 
-        NaN with fewer than two classes, or no threshold.
+        NaN with fewer than two classes or without thresholds.
         """
         return float(self.utility.var(axis=0).mean()) if self._is_defined else math.nan
 
     def gap(self, share: float = 0.1) -> float:
-        """Return how far the mean utility of the worst classes lies below that of all, in [0, 1]: epsilon-OPIS.
+        """Return the mean utility of all classes minus the mean utility of the worst classes, in [0, 1]: epsilon-OPIS.
 
         Args:
-            share: Share of the classes that are the worst, in (0, 1], rounded up. Their mean utility over all thresholds is
-                the lowest, so they are the same classes at each threshold.
+            share: Share of the classes that counts as the worst, in (0, 1], rounded up. These are the classes with the
+                lowest mean utility over all thresholds, so they are the same at each threshold.
         """
         if not self._is_defined:
             return math.nan
@@ -92,16 +95,17 @@ class ThresholdConsistency:
 
     @property
     def common_threshold(self) -> float:
-        """The threshold with the highest mean utility over classes, the highest of several; NaN if there is none."""
+        """The threshold with the highest mean utility over classes, the highest one if several tie; NaN if there is none."""
         return float(self.thresholds[self._common_position]) if self._is_defined else math.nan
 
     def wanting(self, most: int = 10) -> dict[int | str, tuple[float, float]]:
-        """Return the classes that gain the most by a threshold of their own: label -> (threshold, gain in utility).
+        """Return the classes that gain the most from their own threshold: label -> (threshold, gain in utility).
 
-        It is the best threshold for the class, the nearest to the common one of several.
+        The threshold is the best one for the class; if several are best, the one nearest to the common threshold. The
+        largest gain comes first.
 
         Args:
-            most: Largest number of classes, of which the largest gain comes first.
+            most: Largest number of classes to return.
         """
         if not self._is_defined:
             return {}
@@ -130,18 +134,18 @@ class ThresholdConsistency:
             return (f"{undefined} it needs two classes with pairs of both kinds.",)
         if not len(self.thresholds):
             return (
-                f"{undefined} too many scores tie, or nearly. It needs {FEWEST} thresholds that differ before the ninth "
-                "digit, each reached by such a share of the irrelevant pairs.",
+                f"{undefined} too many scores tie, or almost tie. It needs {FEWEST} thresholds with such false match "
+                "rates that differ before the ninth digit.",
             )
         if not self.classes_without_pairs:
             return ()
         classes = self.classes_without_pairs + len(self.labels)
         return (
-            f"Threshold consistency leaves out {self.classes_without_pairs} of {classes} classes: no two items are a pair.",
+            f"Threshold consistency leaves out {self.classes_without_pairs} of {classes} classes without a pair of items.",
         )
 
     def __str__(self) -> str:
-        """Return both values, and a table of the classes that gain the most by a threshold of their own."""
+        """Return both values, and a table of the classes that gain the most from their own threshold."""
         sizes = f"{counted(len(self.labels), 'class')} at {counted(len(self.thresholds), 'threshold')}"
         head = f"{sizes}: OPIS {self.opis:.4f}, gap {self.gap():.4f}"
         if self.classes_without_pairs:
@@ -152,11 +156,11 @@ class ThresholdConsistency:
         common = f"common threshold {self.common_threshold:.4f}"
         wanting = len(self.wanting(len(self.labels)))
         if not wanting:
-            return f"{head}\n{common}; no class gains by one of its own"
+            return f"{head}\n{common}; no class gains from its own threshold"
         rows = []
         for label, (threshold, gain) in self.wanting(SHOWN_ROWS).items():
             rows.append((printable(label), f"{threshold:.4f}", f"{gain:.4f}"))
-        common += "; classes that gain the most by one of their own:"
+        common += "; classes that gain the most from their own threshold:"
         return "\n".join([head, common, *table(("class", "threshold", "gain"), rows, wanting)])
 
     def __repr__(self) -> str:
@@ -181,15 +185,13 @@ def threshold_consistency(
     names: Sequence[str] | None,
     rate: float,
 ) -> ThresholdConsistency:
-    """Return how differently thresholds serve the classes, where the false match rate is a tenth of a rate to the rate.
-
-    Collective.
+    """Return the threshold consistency at false match rates from a tenth of `rate` to `rate`. *Collective*.
 
     Args:
-        pooled: Counts of all pairs, whose relevance is one label for each item.
+        pooled: Counts of all pairs. Relevance is by one label per item.
         labels: Labels of the queries of this process.
         classes: The labels of all queries, ascending.
-        names: The string of each label; None where labels are integers.
+        names: The string of each label; None for integer labels.
         rate: The largest false match rate.
     """
     class_of_query = np.searchsorted(classes, labels)
@@ -200,7 +202,7 @@ def threshold_consistency(
     has_pairs = (counts.relevant > 0) & (counts.negatives > 0)
     accepted = counts.relevant_reaching[has_pairs][:, used] / counts.relevant[has_pairs, None]
     rejected = 1 - counts.negatives_reaching[has_pairs][:, used] / counts.negatives[has_pairs, None]
-    # `tiny` avoids 0 / 0 where nothing is accepted and nothing rejected.
+    # `tiny` avoids 0 / 0 if nothing is accepted and nothing is rejected.
     utility = 2 * accepted * rejected / np.maximum(accepted + rejected, np.finfo(np.float64).tiny)
     present = classes[has_pairs].tolist()
     return ThresholdConsistency(
@@ -212,7 +214,7 @@ def threshold_consistency(
 
 
 class _ClassCounts(NamedTuple):
-    """Pairs of the queries of each class, of all processes: all pairs, and those that reach each threshold.
+    """Pairs of each class's queries, over all processes: all pairs, and the pairs that reach each threshold.
 
     The thresholds are `step * multiples`, in the units of the data, ascending.
     """
@@ -229,12 +231,12 @@ class _ClassCounts(NamedTuple):
         return false_match_rate(self.negatives_reaching.sum(axis=0), int(self.negatives.sum()))
 
     def in_range(self, rate: float) -> Bool[np.ndarray, "thresholds"]:
-        """Return whether the false match rate at each threshold is a tenth of a rate to the rate."""
+        """Return whether the false match rate at each threshold is between a tenth of `rate` and `rate`."""
         rates = self.false_match_rates()
         return (rates >= rate / 10) & (rates <= rate)
 
     def are_enough(self, rate: float) -> bool:
-        """Return whether enough thresholds lie in the range, and some on both sides of it."""
+        """Return whether enough thresholds are in the range, and some on both sides of it."""
         rates = self.false_match_rates()
         has_sides = (rates > rate).any() and (rates < rate / 10).any()
         return bool(has_sides and self.in_range(rate).sum() >= FEWEST)
@@ -243,16 +245,16 @@ class _ClassCounts(NamedTuple):
 def _counts_around_range(
     pooled: PooledPairs, class_of_query: Int[np.ndarray, "own"], classes: int, rate: float
 ) -> _ClassCounts:
-    """Return counts at thresholds of which enough lie in the range, and some on both sides of it. Collective.
+    """Return counts with enough thresholds in the range, and some on both sides of it. *Collective*.
 
-    The first pass counts where a sample says that the range lies. If the range goes on, the next pass goes to the lowest or
-    the highest of all scores; if too few thresholds lie in it, the next pass has finer ones. So a wrong sample costs passes,
-    and never a result. They are not enough if the range is too narrow for thresholds that differ by `LEAST_STEP`, or if it
-    has no end.
+    The first pass counts where a sample suggests the range. If the range extends beyond, the next pass extends to the lowest
+    or the highest possible score. If too few thresholds are in the range, the next pass has finer thresholds. So a wrong
+    sample costs passes but does not change the result. There are not enough thresholds if the range is too narrow for
+    thresholds that differ by `LEAST_STEP`, or if the range has no end.
 
     Args:
         pooled: Counts of all pairs.
-        class_of_query: Number of the class of each query of this process.
+        class_of_query: Index of the class of each query of this process.
         classes: Number of classes.
         rate: The largest false match rate.
     """
@@ -279,13 +281,13 @@ def _counts_around_range(
 def _used_thresholds(counts: _ClassCounts, rate: float, near_zero: float) -> Bool[np.ndarray, "thresholds"]:
     """Return which thresholds in the range are used: the multiples of the largest power of two with enough of them.
 
-    They follow from the exact counts alone, whatever thresholds were counted. None is used if there are not enough of them,
-    or if they lie too close to each other.
+    They depend only on the exact counts, and not on which thresholds were counted. No threshold is used if there are too few
+    of them, or if they are too close to each other.
 
     Args:
         counts: Counts at some thresholds.
         rate: The largest false match rate.
-        near_zero: Size of scores that are taken for zero.
+        near_zero: Size below which scores count as zero.
     """
     none = np.zeros(len(counts.multiples), bool)
     if not counts.are_enough(rate):
@@ -301,7 +303,7 @@ def _used_thresholds(counts: _ClassCounts, rate: float, near_zero: float) -> Boo
 
 
 def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:
-    """Return scores, in the units of the data, between which the range probably lies. Collective."""
+    """Return scores, in the units of the data, that probably enclose the range. *Collective*."""
     sample = pooled.negatives.sample
     if not len(sample.estimates):
         return _ends(pooled)
@@ -311,7 +313,7 @@ def _likely_range(pooled: PooledPairs, rate: float) -> tuple[float, float]:
 
 
 def _ends(pooled: PooledPairs) -> tuple[float, float]:
-    """Return a score below, and a score above, all that there can be, in the units of the data."""
+    """Return a score below and a score above all possible scores, in the units of the data."""
     highest_score = 0.0 if pooled.vectors.scale.similarity == "euclidean" else 1.0
     low, high = (float(end) for end in pooled.vectors.scale.to_user(np.array([-1.0, highest_score])))
     margin = 2.0**-20 * max(abs(low), abs(high))
@@ -319,7 +321,7 @@ def _ends(pooled: PooledPairs) -> tuple[float, float]:
 
 
 def _near_zero(pooled: PooledPairs) -> float:
-    """Return the size of the scores, in the units of the data, that are taken for zero."""
+    """Return the size, in the units of the data, below which scores count as zero."""
     lowest, highest = _ends(pooled)
     return NEAR_ZERO * (highest - lowest)
 
@@ -331,17 +333,17 @@ def _counts(
     step: float,
     multiples: Int[np.ndarray, "thresholds"],
 ) -> _ClassCounts:
-    """Return the counts of each class at the thresholds `step * multiples`, from one more pass. Collective.
+    """Return the counts of each class at the thresholds `step * multiples`, from one more pass. *Collective*.
 
     Args:
         pooled: Counts of all pairs.
-        class_of_query: Number of the class of each query of this process.
+        class_of_query: Index of the class of each query of this process.
         classes: Number of classes.
-        step: Distance of two thresholds, in the units of the data.
-        multiples: Ascending.
+        step: Distance between thresholds, in the units of the data.
+        multiples: Integers, ascending.
     """
     scores = np.append(BELOW_ALL, np.minimum(pooled.vectors.scale.from_user(step * multiples), ABOVE_ALL))
-    # relevant pairs between two neighbouring scores, and negatives that reach each score
+    # relevant pairs between consecutive scores, and negatives that reach each score
     relevant_between = np.zeros((classes, len(scores)), np.int64)
     negatives = np.zeros((classes, len(scores)), np.int64)
     for batch, reaching in pooled.evaluation.negatives_per_query(scores):

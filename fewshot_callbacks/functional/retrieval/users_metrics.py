@@ -1,4 +1,4 @@
-"""Calls the functions of metrics that a user has brought, and checks what they return."""
+"""Calls to the functions of custom metrics, with checks of what they return."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from fewshot_callbacks.system.words import counted
 
 
 def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties: Ties) -> Float[Tensor, "queries"]:
-    """Return the values of a metric of a user for the queries of a block; NaN for a query that nothing is relevant to.
+    """Return the values of a custom metric for a block of queries; NaN for a query without a relevant candidate.
 
     Args:
         call: The public function, for messages.
-        requested: The metric, whose input is the ranks.
+        requested: A metric with the input `ranks`.
         ranks: The ranks of some queries.
         ties: The rule for ties.
 
     Raises:
-        ValueError: If the function fails, or returns anything but one value for each query.
+        ValueError: If the function fails, or does not return one value for each query.
     """
     queries = len(ranks.relevant)
     returned = _called(call, requested, ranks, ties=ties)
     try:
-        is_list = isinstance(returned, list | tuple)  # torch would round its numbers to the default dtype
+        is_list = isinstance(returned, list | tuple)  # torch would round a list's numbers to the default dtype
         values = torch.as_tensor(returned, dtype=torch.float64 if is_list else None)
     except (TypeError, ValueError, RuntimeError):
         values = torch.empty(0)
@@ -43,22 +43,22 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
         shown = f"a tensor of shape {tuple(values.shape)}" if isinstance(returned, Tensor) else repr(returned)
         raise InputError(
             f"{call}: the function of the metric {requested.of_queries!r} returned {shown} for "
-            f"{counted(queries, 'query')}. Return one value for each query, a tensor of shape ({queries},), "
-            "len(ranks.relevant), of real numbers."
+            f"{counted(queries, 'query')}. Return one real number for each query: a tensor of shape ({queries},), that is, "
+            "(len(ranks.relevant),)."
         )
     return values.double().masked_fill(ranks.relevant.to(values.device) == 0, torch.nan)
 
 
 def call_on_pairs(call: str, requested: RequestedMetric, pooled: PooledDecisions) -> float:
-    """Return the value of a metric of a user whose input is the pairs.
+    """Return the value of a custom metric with the input `pairs`.
 
     Args:
         call: The public function, for messages.
         requested: The metric.
-        pooled: What is known of all pairs: the operating points are those that other metrics have asked for.
+        pooled: The decisions over all pairs, with the operating points that other metrics requested.
 
     Raises:
-        ValueError: If the function fails, or returns no number.
+        ValueError: If the function fails, or does not return a number.
     """
     returned = _called(call, requested, with_known_points(pooled))
     try:
@@ -72,15 +72,15 @@ def call_on_pairs(call: str, requested: RequestedMetric, pooled: PooledDecisions
 
 
 def check_range(call: str, requested: RequestedMetric, values: Float[Tensor, "values"]) -> None:
-    """Refuse values outside of the range of their metric, from which intervals and plots follow.
+    """Refuse values outside the metric's range, because intervals and plots rely on it.
 
     Args:
         call: The public function, for messages.
         requested: The metric.
-        values: Its values; NaN is in every range.
+        values: Its values. NaN is always accepted.
 
     Raises:
-        ValueError: If one lies outside of the range by more than rounding.
+        ValueError: If a value is outside the range by more than rounding.
     """
     present = values[~values.isnan()]
     if requested.metric.range is None or not len(present):
@@ -90,19 +90,19 @@ def check_range(call: str, requested: RequestedMetric, values: Float[Tensor, "va
     allowed = OUTSIDE * (high - low)
     if lowest < low - allowed or highest > high + allowed:
         raise InputError(
-            f"{call}: the metric {requested.of_queries!r} has range={requested.metric.range}, and values from {lowest:g} to "
-            f"{highest:g}. Pass Metric(..., range=(lowest, highest)) with its bounds, or range=None if it has none."
+            f"{call}: the metric {requested.of_queries!r} has range={requested.metric.range}, but values from {lowest:g} to "
+            f"{highest:g}. Pass Metric(..., range=(lowest, highest)) with its bounds, or range=None if it has no bounds."
         )
 
 
 def notes_on_nan(
     users_metrics: Sequence[RequestedMetric], values: Mapping[str, float], matched: int
 ) -> tuple[str, ...]:
-    """Return a note on each metric of a user that is NaN.
+    """Return a note on each custom metric that is NaN.
 
     Args:
-        users_metrics: The metrics.
-        values: The values by key.
+        users_metrics: The custom metrics.
+        values: Key -> value.
         matched: Number of queries that have a match.
     """
     notes = []
@@ -110,19 +110,19 @@ def notes_on_nan(
         if math.isnan(values[requested.key]):
             scope = f" for all {matched:,} queries with a match" if requested.metric.input == "ranks" else ""
             notes.append(
-                f"{requested.key} is NaN: its function returned NaN{scope}. Return a number where the metric is defined, "
-                "such as 0 where nothing was found."
+                f"{requested.key} is NaN: its function returned NaN{scope}. Return a number if the metric is defined, such "
+                "as 0 if nothing was found."
             )
     return tuple(notes)
 
 
 def without_function(requested: RequestedMetric) -> RequestedMetric:
-    """Return a metric for a report, which has no need of its function, and can be pickled without it."""
+    """Return the metric without its function, so that a report can be pickled."""
     return replace(requested, metric=replace(requested.metric, value=None))
 
 
 def _called(call: str, requested: RequestedMetric, argument: Any, **keywords: Any) -> Any:
-    """Return what the function of a metric returns; name the metric where it fails."""
+    """Return the result of a metric's function. The error names the metric if the function fails."""
     assert requested.metric.value is not None
     try:
         return requested.metric.value(argument, **keywords, **requested.parameters)
@@ -130,5 +130,5 @@ def _called(call: str, requested: RequestedMetric, argument: Any, **keywords: An
         text = " ".join(str(error).split()).rstrip(".")
         raise InputError(
             f"{call}: the function of the metric {requested.of_queries!r} failed: {type(error).__name__}: {text}. Correct "
-            "it, or leave the metric out."
+            "the function, or leave the metric out."
         ) from error

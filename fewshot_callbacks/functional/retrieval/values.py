@@ -1,4 +1,4 @@
-"""The values of a report by their keys, which all reports have in common."""
+"""Access to the values of a report by their keys. All reports share it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fewshot_callbacks.settings import Metric, RequestedMetric
 
 
 class Values:
-    """The values of a report, each under the key with which it is logged."""
+    """The values of a report, each under the key that it is logged with."""
 
     _known: ClassVar[Sequence[Metric]] = METRICS
     values: dict[str, float]
@@ -26,41 +26,41 @@ class Values:
 
         Raises:
             ValueError: If there is no such metric.
-            LookupError: If it is not in this report, with what to ask for.
+            LookupError: If the metric exists but is not in this report.
         """
         if key not in self.values:
             self.requested(key)
             raise LookupError(
-                f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
-                f"metrics=({key!r}, ...); if you did, {self._why_left_out(key)}"
+                f"this report has no {key!r}; it has {', '.join(self.values)}. Request it when you evaluate, with "
+                f"metrics=({key!r}, ...). If you did, {self._why_left_out(key)}"
             )
         return self.values[key]
 
     def _why_left_out(self, key: str) -> str:
-        """Return why a value that was asked for may be missing."""
-        return "the notes say why it is left out."
+        """Return why a requested value may be missing."""
+        return "the report's notes give the reason."
 
     def __contains__(self, key: object) -> bool:
-        """Return whether the value of a metric is in this report."""
+        """Return whether this report has a value for this metric."""
         return key in self.values
 
     @property
     def mAP(self) -> float:  # noqa: N802 - the field writes it so
-        """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
+        """Mean average precision: the mean over queries of the mean precision at the ranks of the relevant items."""
         return self["mAP"]
 
     def at(self, pattern: str) -> dict[Any, float]:
-        """Return the values of a metric at all ranks, or rates, that were asked for.
+        """Return the values of a metric at all requested ranks or rates.
 
         Args:
-            pattern: A key with one number left open, `{k}` for a rank and `{p}` for a rate, such as `recall@{k}`,
+            pattern: A key with `{k}` in place of a rank or `{p}` in place of a rate, such as `recall@{k}`,
                 `macro_recall@{k}`, `map@{k}_min` or `recall@precision{p}`.
 
         Returns:
-            The number that was left open -> value; empty if the metric was not asked for.
+            Rank or rate -> value, such as {1: 0.75, 5: 0.9}; empty if the metric was not requested.
 
         Raises:
-            ValueError: If it is no pattern of a metric, with the patterns of this report.
+            ValueError: If this is not the pattern of a metric. The message lists the patterns of this report.
         """
         by_pattern: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
@@ -69,17 +69,17 @@ class Values:
         if pattern not in by_pattern and not is_pattern(pattern, self._all_known()):
             known = f"the patterns {', '.join(by_pattern)}" if by_pattern else "no value with a number in its key"
             raise InputError(
-                f"there is no pattern {pattern!r}; this report has {known}. A pattern is a key with one number left "
-                "open, {k} for a rank or {p} for a rate, such as 'recall@{k}'."
+                f"there is no pattern {pattern!r}; this report has {known}. Pass a key with "
+                "{k} in place of a rank or {p} in place of a rate, such as 'recall@{k}'."
             )
         return by_pattern.get(pattern, {})
 
     def meaning(self, key: str) -> str:
-        """Return a sentence on what a value of this report is."""
+        """Return a sentence that explains a value of this report."""
         return self.requested(key).meaning
 
     def requested(self, key: str) -> RequestedMetric:
-        """Return the metric of a key: one of this package, or one that a user has brought to this report.
+        """Return the metric with this key: a metric of this package, or a custom metric of this report.
 
         Raises:
             ValueError: If there is no such metric.
@@ -91,7 +91,7 @@ class Values:
         return *self._known, *(requested.metric for requested in self.users_metrics.values())
 
     def lines(self) -> list[str]:
-        """Return each value with its interval, where there is one, as a line."""
+        """Return one line for each value, with its interval if it has one."""
         lines = []
         for name, value in self.values.items():
             low, high = self.intervals.get(name, (math.nan, math.nan))
@@ -107,10 +107,10 @@ class Values:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return all values under the names with which they are logged, in the order in which they were asked for."""
+        """Return logged key -> value, in the order in which the metrics were requested."""
         return dict(self.values)
 
 
 def or_none(value: float) -> float | None:
-    """Return None for NaN and infinity, which JSON cannot hold, and other numbers as they are."""
+    """Return None for NaN and infinity, which JSON cannot represent, and other numbers unchanged."""
     return value if math.isfinite(value) else None

@@ -246,7 +246,7 @@ def test_every_metric_has_a_form():
     assert {*report.compared()} == {*report.whole.values}
 
 
-COLUMNS = ["mAP", "bytes", "of", "an", "item", "value", "minus", "whole", "its", "interval", "beyond", "chance"]
+COLUMNS = ["mAP", "bytes", "per", "item", "value", "minus", "whole", "interval", "significant"]
 
 
 def test_printed_and_stored():

@@ -59,8 +59,8 @@ def test_a_sentence_names_the_requirement_the_value_and_the_slice():
     worst = min(SLICES, key=lambda name: SLICES[name].value)
     texts = ["mAP>=0.99", "mAP > 0", "worst(camera) recall@1 >= 0.999"]
     assert failed_requirements(texts, GOOD) == [
-        f"mAP>=0.99 is required, and it is {GOOD.mAP:.4f}.",
-        f"worst(camera) recall@1 >= 0.999 is required, and it is {SLICES[worst].value:.4f} (camera {worst}).",
+        f"mAP>=0.99 is required, but it is {GOOD.mAP:.4f}.",
+        f"worst(camera) recall@1 >= 0.999 is required, but it is {SLICES[worst].value:.4f} (camera {worst}).",
     ]
 
 
@@ -71,7 +71,7 @@ def test_an_unknown_value_fails():
     assert math.isnan(report.of_slices("camera")["yard"].value)
     for requirement in ("worst(camera) mAP >= 0", "worst(camera) mAP.high <= 1"):
         assert failed_requirements([requirement], report) == [
-            f"{requirement} is required, and it is unknown (camera yard)."
+            f"{requirement} is required, but it is unknown (camera yard)."
         ]
 
 

@@ -156,7 +156,7 @@ def test_what_cannot_be_ranked_is_refused(models):
         rank_reports({**models, "other": others})
     other_metric = Metric("mean_rank", "ranks", mean_rank, "Another meaning.", range=None, better="lower")
     mixed = {name: model(0.3, 0, ("mAP", metric)) for name, metric in (("a", MEAN_RANK), ("b", other_metric))}
-    with refused(InputError, "rank_reports", "mean_rank", "metric of a user", "mAP"):
+    with refused(InputError, "rank_reports", "mean_rank", "user-defined metric", "mAP"):
         rank_reports(mixed, "mean_rank")
     undirected = Metric("mean_rank", "ranks", mean_rank, "Neither is better.", range=None, better=None)
     with refused(InputError, "rank_reports", "mean_rank", "neither direction", "mAP"):

@@ -144,7 +144,7 @@ WRONG = [
     (lambda: Relevance.from_lists([[]], gallery=2.5), (LISTS, "gallery", 2.5, "gallery=len(...)")),
     (lambda: Relevance.from_lists([[0]], gallery=np.eye(3)), (LISTS, "gallery", "an ndarray", "gallery=len(...)")),
     (lambda: judged({"a": {"x": "much"}}), (JUDGEMENTS, "grade", "'much'", "number")),
-    (lambda: judged((["a", "a"], ["x", "x"], [1, 2])), (JUDGEMENTS, "1 pair is", "query 'a'", "item 'x'", "grades")),
+    (lambda: judged((["a", "a"], ["x", "x"], [1, 2])), (JUDGEMENTS, "1 pair has", "query 'a'", "item 'x'", "grades")),
     (lambda: judged((["a"], ["x", "x"])), (JUDGEMENTS, "lengths", "1, 2")),
     (
         lambda: Relevance.from_lists([[0]], [[0]], gallery=2),

@@ -201,7 +201,7 @@ def test_embeddings_are_refused_without_being_read(tmp_path, monkeypatch):
 def test_another_result_and_a_newer_format_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
     saved_reports.save(path, TieRange(0.0, 1.0), _SAVED_CLASSES)
-    with refused(InputError, "RetrievalReport.load", "a.npz", "does not hold a RetrievalReport", "report.save"):
+    with refused(InputError, "RetrievalReport.load", "a.npz", "does not contain a RetrievalReport", "report.save"):
         RetrievalReport.load(path)
     monkeypatch.setattr(saved_reports, "FORMAT", 2)
     report_of("ties").save(path)

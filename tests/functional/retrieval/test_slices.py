@@ -128,7 +128,7 @@ def test_the_table_has_the_worst_first():
     lines = str(report_of().of_slices("camera", "recall@1")).splitlines()
     assert lines[0].split() == ["camera", "recall@1", "interval", "queries", "classes", "share"]
     assert [float(line.split()[1]) for line in lines[1:4]] == sorted(float(line.split()[1]) for line in lines[1:4])
-    assert "95 % confidence" in lines[4]
+    assert "95 %" in lines[4]
     assert "looks worse than it is" in lines[4]
 
 
