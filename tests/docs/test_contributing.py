@@ -60,7 +60,8 @@ def run(root: Path, *words: str) -> None:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The tree with its compiled loops, which would take minutes to compile again."""
-    ignored = shutil.ignore_patterns(".*", "site", "runs", "*.png", "*.svg", "*.ipynb")
+    # .ruff.toml is kept: pages have shorter lines than code.
+    ignored = shutil.ignore_patterns(".[!r]*", ".ruff_cache", "site", "runs", "*.png", "*.svg", "*.ipynb")
     shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, symlinks=True)
     return tmp_path / "tree"
 
