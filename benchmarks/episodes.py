@@ -45,11 +45,11 @@ from fewshot_callbacks import (
 QUERIES = 5
 COLUMNS = (
     Column("5-way episodes"),
-    Column("ours, a second", ".1f"),
-    Column("easyfsl, a second", ".1f"),
-    Column("ours, x easyfsl", ".1f"),
-    Column("easyfsl with our Conv4, a second", ".1f"),
-    Column("ours, x that", ".1f"),
+    Column("ours, per second", ".1f"),
+    Column("easyfsl, per second", ".1f"),
+    Column("ours / easyfsl, median of ratios", ".1f"),
+    Column("easyfsl with our Conv4, per second", ".1f"),
+    Column("ours / easyfsl with our Conv4, median of ratios", ".1f"),
 )
 MONITOR_COLUMNS = (
     Column("images"),

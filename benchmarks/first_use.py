@@ -53,8 +53,8 @@ def main() -> None:
             first.append(seconds(Path(folder), threads))
             later.append(seconds(Path(folder), threads))
     with Results((Column("evaluation"), Column("seconds", ".1f")), threads=threads, file=options.json) as results:
-        results.add("the first on a machine: loops are compiled", spread(first))
-        results.add("the first of a later process: they are read", spread(later))
+        results.add("the first on a machine, which compiles the kernels", spread(first))
+        results.add("the first in a later process, which reads the kernels", spread(later))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from fewshot_callbacks import grouped_recall
 COLUMNS = (
     Column("what grows"),
     Column("items n", ",d"),
-    Column("classes in a group", ",d"),
+    Column("classes per group", ",d"),
     Column("groups r", ",d"),
     Column("processor seconds", ".3f"),
     Column("x first", ".2f"),

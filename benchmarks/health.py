@@ -29,7 +29,7 @@ from fewshot_callbacks.functional import Moments
 COLUMNS = (
     Column("what"),
     Column("processor seconds", ".2f"),
-    Column("share of `evaluate_retrieval`", ".1%"),
+    Column("fraction of `evaluate_retrieval`", ".1%"),
 )
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     batch = items[:256]
     runs: dict[str, Callable[[], Any]] = {
         "`evaluate_retrieval`": lambda: evaluate_retrieval(items, labels, label_groups=None),
-        "the moments alone, `Moments`": lambda: Moments.of(items),
+        "only the moments, `Moments`": lambda: Moments.of(items),
         "`embedding_health(k=None)` without labels: ranks, decay, uniformity": lambda: embedding_health(items, k=None),
         "the same with labels: NC1, CDNV and alignment, too": lambda: embedding_health(items, labels, k=None),
         "`embedding_health` without labels, with neighbours": lambda: embedding_health(items),

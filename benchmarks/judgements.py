@@ -39,7 +39,7 @@ COLUMNS = (
     Column("its processor seconds", ".2f"),
     Column("evaluation of"),
     Column("processor seconds", ".2f"),
-    Column("quotient", ".2f"),
+    Column("ratio", ".2f"),
     Column("MB beyond the data", ",.0f"),
 )
 
@@ -130,7 +130,7 @@ def lists(results: Results, items: int, rounds: int) -> None:
             "labels": lambda e=embeddings, y=labels: evaluate_retrieval(e, y, metrics=metrics),
             "lists": lambda e=embeddings, r=relevance: evaluate_retrieval(e, relevance=r, metrics=metrics),
         }
-        compare(results, f"{items:,} items, 53 a class, {difficulty}", rows, rounds)
+        compare(results, f"{items:,} items, 53 per class, {difficulty}", rows, rounds)
 
 
 def several_labels(results: Results, items: int, rounds: int) -> None:

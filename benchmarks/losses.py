@@ -42,13 +42,13 @@ COLUMNS = (
     Column("loss"),
     Column("x product", ".2f"),
     Column("seconds", ".3f"),
-    Column("MB of a pass", ",.0f"),
+    Column("MB per pass", ",.0f"),
     Column("in score matrices", ".2f"),
 )
 MICRO_BATCH_COLUMNS = (
     Column("`micro_batch`"),
     Column("processor seconds", ".2f"),
-    Column("MB of a pass", ",.0f"),
+    Column("MB per pass", ",.0f"),
 )
 
 

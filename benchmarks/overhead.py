@@ -105,7 +105,7 @@ def main() -> None:
     torch.manual_seed(0)
     with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
         measured = {
-            "import of the package, beside torch and Lightning": lambda: import_cost(options.repeats),
+            "import of the package, after torch and Lightning": lambda: import_cost(options.repeats),
             "a training step, J and variance ratio of every batch": lambda: step_cost(
                 ("embeddings", "labels"), options.steps, options.repeats
             ),

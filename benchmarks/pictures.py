@@ -33,7 +33,7 @@ PICTURES = {"RetrievalPanels": RetrievalPanels, "EmbeddingMap": EmbeddingMap, "S
 COLUMNS = (
     Column("items", ",d"),
     Column("validation with `RetrievalMonitor`, seconds", ".1f"),
-    *(Column(f"`{name}` beside it, seconds", ".1f") for name in PICTURES),
+    *(Column(f"`{name}` adds, seconds", ".1f") for name in PICTURES),
 )
 
 

@@ -31,9 +31,9 @@ COLUMNS = (
     Column("items", ",d"),
     Column("dim", ",d"),
     Column("embeddings"),
-    Column("announced, seconds"),
+    Column("predicted, seconds"),
     Column("took, seconds", ".1f"),
-    Column("announced / took", ".2f"),
+    Column("predicted / took", ".2f"),
 )
 
 

@@ -35,7 +35,7 @@ COLUMNS = (
     Column("seconds", ".1f"),
     Column("processor seconds", ".1f"),
     Column("MB beyond the vectors", ",.0f"),
-    Column("float64 products, billion operations a second", ",.0f"),
+    Column("float64 products, billion operations per second", ",.0f"),
 )
 
 

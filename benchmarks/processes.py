@@ -40,7 +40,7 @@ COLUMNS = (
     Column("processes", "d"),
     Column("seconds", ".2f"),
     Column("x one process", ".2f"),
-    Column("MB of a process", ",.0f"),
+    Column("MB per process", ",.0f"),
     Column("mAP", ".6f"),
 )
 

@@ -104,7 +104,7 @@ def sets_of_monitors(labels: Tensor, bank: Points) -> dict[str, Callable[[], lis
             RetrievalMonitor(source=source),
             RetrievalMonitor(source=source, name="two"),
         ],
-        "two with sources of their own": lambda: [
+        "two, each with its own source": lambda: [
             RetrievalMonitor(source=source),
             RetrievalMonitor(name="two", source=apart),
         ],
@@ -158,7 +158,7 @@ def main() -> None:
         validated(make_monitors(), few)  # compiles
     with Results(COLUMNS, threads=torch.get_num_threads(), file=options.json) as results:
         bare = best(list, data, options.rounds)
-        results.add("none: what the validation takes itself", bare[0], bare[1], None, bare[2])
+        results.add("no monitor: the validation itself", bare[0], bare[1], None, bare[2])
         alone = None
         for name, make_monitors in monitors_of.items():
             processor, clock, peak = best(make_monitors, data, options.rounds)

@@ -36,12 +36,12 @@ COLUMNS = (
     Column("items", ",d"),
     Column("dim", "d"),
     Column("classes", ",d"),
-    Column("items of a class, median", ",.0f"),
+    Column("items per class, median", ",.0f"),
     Column("largest", ",d"),
-    Column("share of copies", ".3f"),
+    Column("fraction of duplicates", ".3f"),
     Column("mAP", ".3f"),
     Column("product, seconds", ".3f"),
-    Column("mAP alone, x product", ".2f"),
+    Column("only mAP, x product", ".2f"),
     Column("default metrics, x product", ".2f"),
 )
 

@@ -28,9 +28,9 @@ from fewshot_callbacks.functional._repeated import Copies, HashedRows, hashes_of
 
 COLUMNS = (
     Column("set"),
-    Column("queries with copies", ",d"),
+    Column("queries with duplicates", ",d"),
     Column("evaluation, seconds", ".2f"),
-    Column("search for copies, seconds", ".3f"),
+    Column("search for duplicates, seconds", ".3f"),
     Column("search / evaluation", ".1%"),
 )
 

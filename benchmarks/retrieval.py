@@ -370,12 +370,12 @@ ROWS = {
         Row(
             "ours-opis", "evaluate_retrieval, and threshold consistency", ours(more=("opis@fmr0.1", "opis_gap@fmr0.1"))
         ),
-        Row("ours-two-sets", "evaluate_retrieval, queries and gallery given apart", ours(two_sets=True), cuda=True),
+        Row("ours-two-sets", "evaluate_retrieval, separate queries and gallery", ours(two_sets=True), cuda=True),
         Row("ours-plain", "evaluate_retrieval, counting by PyTorch operations, as on a GPU", ours(as_on_device=True)),
-        Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),
+        Row("grouped", "only grouped_recall, groups of 10 classes", grouped),
         Row("codes", "evaluate_retrieval of the signs as binary codes", binary_codes),
-        Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),
-        Row("topk", "the R nearest of each row in chunks, MAP@R alone", topk, cuda=True),
+        Row("argsort", "rows sorted in chunks, only mAP", argsort, cuda=True),
+        Row("topk", "the R nearest of each row in chunks, only MAP@R", topk, cuda=True),
         Row("pml", "pytorch-metric-learning, k=None", metric_learning(None), 95, 20_000),
         Row(
             "pml-torch",
@@ -384,10 +384,10 @@ ROWS = {
             110,
             20_000,
         ),
-        Row("pml-max-bin", 'pytorch-metric-learning, k="max_bin_count", MAP@R alone', metric_learning("max_bin_count")),
-        Row("torchmetrics", "torchmetrics RetrievalMAP, mAP alone", torchmetrics_map, 95, 20_000),
+        Row("pml-max-bin", 'pytorch-metric-learning, k="max_bin_count", only MAP@R', metric_learning("max_bin_count")),
+        Row("torchmetrics", "torchmetrics RetrievalMAP, only mAP", torchmetrics_map, 95, 20_000),
         Row("sklearn", "scikit-learn average_precision_score for each query", scikit_learn, 0, 20_000),
-        Row("oml", "open-metric-learning, functional, mAP alone", open_metric_learning, 36, 20_000),
+        Row("oml", "open-metric-learning, functional, only mAP", open_metric_learning, 36, 20_000),
     )
 }
 

@@ -45,7 +45,7 @@ COLUMNS = (
     Column("evaluation of"),
     Column("seconds", ".1f"),
     Column("processor seconds", ".1f"),
-    Column("MB held at the end", ",.0f"),
+    Column("MB at the end", ",.0f"),
 )
 
 

@@ -26,9 +26,9 @@ OF_RANKS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recal
 
 METRICS = {
     "mAP": OF_RANKS[:1],
-    "all metrics of ranks": OF_RANKS,
+    "all rank metrics": OF_RANKS,
     "and Grouped Recall": (*OF_RANKS, "grouped_recall@1"),
-    "and those of pairs: the default": DEFAULT_METRICS,
+    "and pair metrics: the default": DEFAULT_METRICS,
 }
 
 

@@ -47,7 +47,7 @@ from fewshot_callbacks.functional.discriminant_ratio import EPS, BatchScatter, C
 TRUTHS = (0.0, 0.3, 2.0)
 CLASSES, ITEMS, DIM = 1000, 50, 64
 COSTS = (
-    Column("items of a batch", ",d"),
+    Column("items per batch", ",d"),
     Column("dim", ",d"),
     Column("compiled, ms", ".3f"),
     Column("PyTorch, ms", ".3f"),

@@ -143,7 +143,7 @@ def _time_and_memory(row: str) -> tuple[Figure, Figure]:
 
 TRAINING_STEP = "a training step, J and variance ratio of every batch"
 
-LARGE = "31,730 of 512 numbers, well-trained to hard"
+LARGE = "31,730 512-dimensional, well-trained to hard"
 
 QUOTES: dict[str, tuple[Figure | SummaryFigure, ...]] = {
     "31,730 512-dimensional embeddings take {} seconds and at most {} MB beyond": (
@@ -162,13 +162,13 @@ QUOTES: dict[str, tuple[Figure | SummaryFigure, ...]] = {
     "| all of its metrics | **{} ×** | **{} MB** |": _time_and_memory("evaluate_retrieval, default metrics"),
     "| pytorch-metric-learning, `k=None` | mAP | {} × | {} MB |": _time_and_memory("pytorch-metric-learning, k=None"),
     "| only MAP@R, truncated | {} × | {} MB |": _time_and_memory(
-        'pytorch-metric-learning, k="max_bin_count", MAP@R alone'
+        'pytorch-metric-learning, k="max_bin_count", only MAP@R'
     ),
-    "| only mAP, drops scores ≤ 0 | {} × | {} MB |": _time_and_memory("torchmetrics RetrievalMAP, mAP alone"),
+    "| only mAP, drops scores ≤ 0 | {} × | {} MB |": _time_and_memory("torchmetrics RetrievalMAP, only mAP"),
     "| scikit-learn, query by query | only mAP | {} × | {} MB |": _time_and_memory(
         "scikit-learn average_precision_score for each query"
     ),
-    "| sorting each row by hand | only mAP | {} × | {} MB |": _time_and_memory("rows sorted in chunks, mAP alone"),
+    "| sorting each row by hand | only mAP | {} × | {} MB |": _time_and_memory("rows sorted in chunks, only mAP"),
 }
 """Words of README, with places for figures, and these figures"""
 
@@ -183,12 +183,12 @@ class Case(NamedTuple):
 
 
 SUMMARY = (
-    Case("4,000 of 512 numbers, well-trained to hard", "retrieval", 4000, ("well-trained", "hard")),
-    Case("8,000 of 512 numbers, well-trained to hard", "retrieval", 8000, ("well-trained", "hard")),
+    Case("4,000 512-dimensional, well-trained to hard", "retrieval", 4000, ("well-trained", "hard")),
+    Case("8,000 512-dimensional, well-trained to hard", "retrieval", 8000, ("well-trained", "hard")),
     Case(LARGE, "retrieval", 31_730, ("well-trained", "hard")),
-    Case("158,652 of 512 numbers, well-trained", "retrieval_large", 158_652, ("well-trained",)),
-    Case("31,730 of 256 numbers, long tails and equal rows", "retrieval_repeated", 31_730, ("heavy-tailed",)),
-    Case("158,652 of 256 numbers, long tails and equal rows", "retrieval_repeated", 158_652, ("heavy-tailed",)),
+    Case("158,652 512-dimensional, well-trained", "retrieval_large", 158_652, ("well-trained",)),
+    Case("31,730 256-dimensional, long tails and equal rows", "retrieval_repeated", 31_730, ("heavy-tailed",)),
+    Case("158,652 256-dimensional, long tails and equal rows", "retrieval_repeated", 158_652, ("heavy-tailed",)),
 )
 
 FIGURE = r"[^\s*]+(?: to [^\s*]+)?"
@@ -283,7 +283,7 @@ def common_machine() -> str:
 
 def summary() -> str:
     """Return the table of `SUMMARY` in Markdown."""
-    columns = [Column("embeddings"), Column("seconds", "s"), Column("most MB beyond them", "s")]
+    columns = [Column("embeddings"), Column("seconds", "s"), Column("most MB beyond the embeddings", "s")]
     return markdown(columns, [_line_of_summary(case) for case in SUMMARY])
 
 

@@ -541,7 +541,7 @@ def tables(out: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
             ["a step of ResNet-50, batch 128 at 224 x 224, bfloat16, without J, ms", 1000 * step["without"]],
             ["the same with J of every batch, ms", 1000 * step["with J"]],
             [
-                "the second beside the first, rounds in turns",
+                "the second divided by the first, alternating rounds",
                 (statistics.median(quotients), quotients[0], quotients[-1]),
             ],
         ]

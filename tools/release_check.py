@@ -67,8 +67,7 @@ def places(address: str, *, published: bool = False) -> list[Place]:
     tests = f"[![Tests]({address}/actions/workflows/ci.yml/badge.svg)]({address}/actions/workflows/ci.yml)"
     badge = f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab})"
     requirement = "fewshot-callbacks[all]" if published else f"fewshot-callbacks[all] @ git+{address}"
-    install = f'Without a checkout, the second line is\n\n```bash\npip install "{requirement}"\n```\n\n'
-    wheel = r'^pip install "fewshot_callbacks-.+\n```\n\n'
+    install = f'If you have no checkout, replace the second line with:\n\n```bash\npip install "{requirement}"\n```\n\n'
     advisory = f"{address}/security/advisories/new"
     report = f'["Report a vulnerability"]({advisory})'
     links = f"contact_links:\n  - name: Documentation\n    url: {site}\n    about: Guides, recipes and the FAQ.\n"
@@ -83,11 +82,11 @@ def places(address: str, *, published: bool = False) -> list[Place]:
         Place("pyproject.toml", "", r"(?:^\[tool\.release-check\]\n.+\n\n)?", r"^\[tool\.hatch\.version\]", record),
         Place("CITATION.cff", "", r"(?:^repository-code: .+\nurl: .+\n)?", "^keywords:", citation),
         Place("README.md", r"\A# fewshot_callbacks\n\n", r"(?:\[!\[.+\n\n)?", "", f"{tests} {badge}\n\n"),
-        Place("docs/start/install.md", wheel, r"(?:^Without a checkout, .+\n\n(?:.+\n){3}\n)?", "", install),
+        Place("docs/start/install.md", "", r"(?:^If you have no .+\n\n(?:.+\n){3}\n)?", "^To check that ", install),
         Place("SECURITY.md", "Use ", r'"Report a vulnerability" on [^;]+|\["Report.+?\)', ";", report),
         Place(".github/ISSUE_TEMPLATE/config.yml", r"\Ablank.+\n", r"(?:contact_links:\n(?:  .+\n)+)?", "", links),
-        Place(page, r"\A# The notebook\n\n", r"(?:\[Open it .+\n\n)?", "", f"[Open it in Colab]({colab}).\n\n"),
-        Place(page, "Without either, it ", "[^.]+", r"\.", "installs the package from the repository"),
+        Place(page, r"\A# Notebook\n\n", r"(?:\[Open it .+\n\n)?", "", f"[Open it in Colab]({colab}).\n\n"),
+        Place(page, "If there is neither, it ", "[^.]+", r"\.", "installs the package from the repository"),
         Place(notebook, title, r'(?:    "\[!\[.+\n    "\\n",\n)?', "", f'    "{badge}\\n",\n    "\\n",\n'),
         Place(notebook, "Without either, it ", "[^.]+", r"\.", "installs the package from the repository"),
         Place(notebook, "# uploaded wheel", ".+", r'\\n",$', ", or else from the repository."),

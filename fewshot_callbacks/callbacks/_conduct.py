@@ -15,6 +15,7 @@ from fewshot_callbacks.distributed.torch_distributed import broadcast_object
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.functional._labels import LabelFormsError
 from fewshot_callbacks.functional._notes import without_digits
+from fewshot_callbacks.system.compile_notice import compiling_seconds
 from fewshot_callbacks.system.words import with_article
 from fewshot_callbacks.trainer.lightning import Trainer, is_of_class, rank_zero_info
 from fewshot_callbacks.trainer.warning import warn
@@ -162,6 +163,8 @@ def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") 
 class TimeShare:
     """Measures the fraction of wall-clock time, since this object was created, that some work takes.
 
+    The seconds in which kernels compile do not count as work: a kernel compiles once, in the first measurement.
+
     Examples:
         >>> watch = TimeShare()
         >>> with watch.running():
@@ -176,12 +179,15 @@ class TimeShare:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Add the time that the block takes."""
+        """Add the time that the block takes, without the time in which kernels compile."""
         start = time.perf_counter()
+        compiled = compiling_seconds()
         try:
             yield
         finally:
-            self.seconds += time.perf_counter() - start
+            elapsed = time.perf_counter() - start
+            # Another thread may compile while the block runs, and may have begun before it.
+            self.seconds += max(0.0, elapsed - (compiling_seconds() - compiled))
 
     @property
     def share(self) -> float:

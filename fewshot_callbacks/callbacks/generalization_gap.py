@@ -25,6 +25,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     generalization_gap,
 )
+from fewshot_callbacks.functional.retrieval.compare import NO_GROUPS_REMEDY
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings, from_keywords, request_of
 from fewshot_callbacks.metrics.embedding_store import Shard
 from fewshot_callbacks.settings import GapOptions, NoFile, refuse_other_arguments, takes
@@ -36,6 +37,13 @@ UNEVEN = 1.5
 
 # Default of the setting `metrics`.
 METRICS = ("grouped_recall@1", "recall@1")
+
+# Sentence of `generalization_gap` -> the same words in the arguments of this monitor.
+_REMEDIES = {
+    NO_GROUPS_REMEDY: "Use a smaller label_groups, or more classes: bank=... and the validation set each need two groups.",
+    "the training report has": "the training set, bank=..., has",
+    "the validation report has": "the validation set has",
+}
 
 
 @takes(GapOptions, metrics=METRICS)
@@ -251,7 +259,9 @@ class GeneralizationGapMonitor(CollectingMonitor):
         validation = self._shard(side)
         if self._draw.items_per_class is not None:
             validation = validation.some_of_each_class(self._draw.items_per_class, self._draw.seed)
-        return generalization_gap(self._evaluate(training), self._evaluate(validation))
+        reports = self._evaluate(training), self._evaluate(validation)
+        with named(self._policy.owner, "generalization_gap", _REMEDIES):
+            return generalization_gap(*reports)
 
     def _evaluate(self, shard: Shard) -> RetrievalReport:
         """Return the report of a set, of which `shard` is this process's part. *Collective*."""

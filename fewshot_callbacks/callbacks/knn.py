@@ -11,8 +11,8 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import MeasuredSet, Side
 from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
-from fewshot_callbacks.functional._reading import named
-from fewshot_callbacks.functional.knn import LAST_RANKS, KnnReport, knn_accuracy
+from fewshot_callbacks.functional._reading import named, reworded
+from fewshot_callbacks.functional.knn import FEW_VOTERS_REMEDY, LAST_RANKS, NO_MATCH_REMEDY, KnnReport, knn_accuracy
 from fewshot_callbacks.functional.neighbours import positive_whole
 from fewshot_callbacks.functional.retrieval import Share, Similarity
 from fewshot_callbacks.functional.retrieval.settings import several
@@ -135,7 +135,8 @@ class KnnMonitor(BankMonitor):
         if self._has_ids(sides, bank):
             assert bank is not None
             options |= {"query_ids": queries.ids, "gallery_ids": bank.ids}
-        with named(self._policy.owner, "knn_accuracy"):
+        remedies = self._remedies()
+        with named(self._policy.owner, "knn_accuracy", remedies):
             report = knn_accuracy(
                 *(column for shard in shards for column in (shard.embeddings, shard.labels)),
                 k=self.k,
@@ -146,8 +147,16 @@ class KnnMonitor(BankMonitor):
                 **options,
             )
         self.reports[measured_set.direction + measured_set.suffix] = report
-        self._tell(report.notes, f"{set_name}, knn")
+        self._tell([reworded(note, remedies) for note in report.notes], f"{set_name}, knn")
         return report.values
+
+    def _remedies(self) -> dict[str, str]:
+        """Return sentence of `knn_accuracy` -> the same advice in the arguments of this monitor."""
+        or_self = "" if self.bank == "self" else ", or bank='self' for leave-one-out"
+        return {
+            NO_MATCH_REMEDY: f"Pass bank=... with the labels of this set{or_self}.",
+            FEW_VOTERS_REMEDY: "Pass a larger bank=..., or k of at most",
+        }
 
     def _has_ids(self, sides: Sequence[Side], bank: Shard | None) -> bool:
         """Return whether an id names the same item among the queries and in the bank. *Collective*."""

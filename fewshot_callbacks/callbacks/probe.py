@@ -13,7 +13,10 @@ from fewshot_callbacks.callbacks._evaluation import Loaders
 from fewshot_callbacks.callbacks._sides import MeasuredSet
 from fewshot_callbacks.callbacks.embedding_source import STEP_KEYS, EmbeddingSource, Entry, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional._reading import named
+from fewshot_callbacks.functional._probe_classification import COPIES_REMEDY, NO_MATCH_REMEDY, ONE_CLASS_REMEDY
+from fewshot_callbacks.functional._probe_inputs import ONE_GROUP_REMEDY
+from fewshot_callbacks.functional._probe_regression import INTEGERS_REMEDY, ONE_ITEM_REMEDY
+from fewshot_callbacks.functional._reading import named, reworded
 from fewshot_callbacks.functional.linear_probe import DEFAULT_STRENGTHS, ProbeReport, linear_probe
 from fewshot_callbacks.functional.retrieval import Share
 from fewshot_callbacks.settings import NoFile
@@ -21,6 +24,18 @@ from fewshot_callbacks.trainer.lightning import Trainer
 
 # First parts of the names of regression values.
 REGRESSION = ("probe_r2", "probe_spearman")
+# Sentence of `linear_probe` -> the same advice in the arguments of this monitor. Whole sentences come first.
+_REMEDIES = {
+    ONE_CLASS_REMEDY: "Pass bank=... with several classes.",
+    NO_MATCH_REMEDY: "Pass bank=... with the labels of this set, written in the same way.",
+    ONE_ITEM_REMEDY: "Pass a larger bank=...",
+    ONE_GROUP_REMEDY: "Pass bank=... with several groups, or no groups=, which leaves out single items.",
+    INTEGERS_REMEDY: "If they are classes, make the labels integers: labels.long().",
+    COPIES_REMEDY: "remove the items of this set from the bank",
+    "the gallery": "the bank",
+    "gallery item": "bank item",
+    "gallery label": "bank label",
+}
 
 
 class ProbeMonitor(BankMonitor):
@@ -195,7 +210,7 @@ class ProbeMonitor(BankMonitor):
         groups: dict[str, Any] = (
             {} if self._groups is None else {"query_groups": queries.groups, "gallery_groups": bank.groups}
         )
-        with named(self._policy.owner, "linear_probe"):
+        with named(self._policy.owner, "linear_probe", _REMEDIES):
             report = linear_probe(
                 queries.embeddings,
                 _labels_or_targets(queries.labels),
@@ -208,7 +223,7 @@ class ProbeMonitor(BankMonitor):
             )
         self.reports[measured_set.direction + measured_set.suffix] = report
         self._latest_names = tuple(report.values)
-        self._tell(report.notes, f"{set_name}, probe")
+        self._tell([reworded(note, _REMEDIES) for note in report.notes], f"{set_name}, probe")
         return report.values | self._undefined(trainer, measured_set, report)
 
     def _undefined(self, trainer: Trainer, measured_set: MeasuredSet, report: ProbeReport) -> dict[str, float]:

@@ -74,7 +74,7 @@ class Evaluate:
             Addresses such as s3://bucket/*.parquet are copied once to the folder that FEWSHOT_CALLBACKS_CACHE names, or
             else to the cache folder of the user.
         against: Embeddings of the same items in the same order, for instance by another model, or a report of them that
-            --save has written: shows which differences are beyond chance.
+            --save has written: shows which differences are significant.
         dims: Numbers of dimensions, such as 64 256: shows what embeddings lose that are truncated to their first dimensions,
             in the first of the metrics, and in recall@1 if it is one of them.
         codes: int8, binary or both: the same for embeddings that are stored in a byte or a bit for each dimension, and for
@@ -181,7 +181,7 @@ class Report:
             folders sorted by name, files sorted in each; without folders, files sorted by name.
         gallery_images: The same as --images for the gallery.
         against: Embeddings of the same items in the same order, for instance by another model: shows which differences
-            are beyond chance.
+            are significant.
         train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both, and
             what the first metric is without the queries that have one.
         train_images: The same as --images for that split.

@@ -1,4 +1,4 @@
-"""The numbers of `embedding_health`: of moments, of classes, of pairs and of neighbours."""
+"""The numbers of `embedding_health`, from moments, classes, pairs and neighbours."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ from fewshot_callbacks.storage.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted
 
 CALL = "embedding_health"
-# A block of class means that is compared with another block at a time.
+# Class means per block when all pairs of class means are compared.
 CLASSES_AT_ONCE = 512
-# Size of the sample whose pairs give the uniformity of a larger set: half a million pairs, in 8 MB.
+# Size of the sample for the uniformity of a larger set: half a million pairs in 8 MB.
 SAMPLE = 1024
-# Largest hubs that a report lists.
+# Number of hubs in a report.
 SHOWN_HUBS = 5
 # A variance below this is rounding.
 LEAST_VARIANCE = 1e-20
-# Squared distances of means below this share of their squared lengths are computed from the differences.
+# Squared distances below this share of the squared lengths are computed from differences, not from products.
 NEAR = 1e-6
-# Means of classes that differ by less than this share of their length may differ by the rounding of float64 alone.
+# Class means that differ by less than this share of their length may only differ by the rounding of float64.
 ROUNDING_OF_MEANS = 1e-14
 
 
 def numbers_from_moments(moments: Moments) -> ReportFields:
-    """Return the numbers that need neither labels nor neighbours, except the uniformity."""
+    """Return the numbers that need neither labels nor neighbours, without the uniformity."""
     rankme = moments.rankme()
     effective_rank = moments.effective_rank()
     spectral_decay = moments.spectral_decay()
     notes = []
     if math.isnan(rankme):
-        notes.append("rankme is NaN: all embeddings are zero.")
+        notes.append("rankme is NaN, because all embeddings are zero.")
     if math.isnan(effective_rank):
-        reason = "there is a single item" if moments.count == 1 else "all embeddings are equal"
-        notes.append(f"effective_rank and spectral_decay are NaN: {reason}.")
+        reason = "there is only one item" if moments.count == 1 else "all embeddings are equal"
+        notes.append(f"effective_rank and spectral_decay are NaN, because {reason}.")
     elif math.isnan(spectral_decay):
         notes.append(
-            f"spectral_decay is NaN: the covariance has {counted(len(moments.eigenvalues), 'eigenvalue')} above rounding, "
-            f"and the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
+            f"spectral_decay is NaN, because the covariance has {counted(len(moments.eigenvalues), 'eigenvalue')} above "
+            f"rounding, but the slope needs {DECAY[0] + FEWEST_EIGENVALUES - 1}."
         )
     fields = {"rankme": rankme, "effective_rank": effective_rank, "spectral_decay": spectral_decay}
     return ReportFields(fields | {"spread": moments.spread}, notes)
 
 
 def numbers_from_classes(moments: Moments, class_moments: MomentsOfClasses) -> ReportFields:
-    """Return the numbers that compare items of one class, and classes with two items and more."""
+    """Return the numbers on classes with at least two items."""
     is_repeated = class_moments.items.counts > 1
     number = int(is_repeated.sum())
     if not number:
-        return ReportFields({"classes": 0}, ["nc1, cdnv and alignment are NaN: no class has two items."])
+        return ReportFields({"classes": 0}, ["nc1, cdnv and alignment are NaN, because no class has two items."])
     fields: dict[str, Any] = {"classes": number, "alignment": _alignment(class_moments.unit_vectors)}
     if number < 2:
         return ReportFields(
             fields,
             [
-                "nc1 and cdnv are NaN: they compare classes, and one class has two items and more. alignment is of this "
-                "class."
+                "nc1 and cdnv are NaN, because they compare classes and only one class has at least two items. alignment is "
+                "the value of this class."
             ],
         )
     notes = []
     if number < len(is_repeated):
         notes.append(
-            f"nc1, cdnv and alignment are of the {number:,} classes with two items and more; "
-            f"{len(is_repeated) - number:,} have one."
+            f"nc1, cdnv and alignment use the {number:,} classes with at least two items; "
+            f"{len(is_repeated) - number:,} have only one."
         )
     counts = class_moments.items.counts.double()
     means = class_moments.items.means - moments.mean
@@ -86,14 +86,14 @@ def numbers_from_classes(moments: Moments, class_moments: MomentsOfClasses) -> R
     centred = means - (counts / counts.sum()) @ means
     nc1 = _nc1(within, counts, centred)
     if nc1 is None:
-        notes.append("nc1 and cdnv are NaN: all classes have the same mean.")
+        notes.append("nc1 and cdnv are NaN, because all classes have the same mean.")
         return ReportFields(fields, notes)
     rounding = (ROUNDING_OF_MEANS * float(moments.mean.norm())) ** 2
     cdnv = _distance_normalized_variance(centred, class_moments.items.scatter[is_repeated] / counts, rounding)
     if math.isnan(cdnv):
-        notes.append("cdnv is NaN: two classes are one point, so that it divides 0 by 0.")
+        notes.append("cdnv is NaN, because all items of two classes are equal, so that it divides 0 by 0.")
     if math.isinf(cdnv):
-        notes.append("cdnv is infinite: two classes have the same mean.")
+        notes.append("cdnv is infinite, because two classes have the same mean.")
     return ReportFields(fields | {"nc1": nc1, "cdnv": cdnv}, notes)
 
 
@@ -106,12 +106,12 @@ def _alignment(unit_vectors: ClassMoments) -> float:
 def _nc1(
     within: Float[Tensor, "dim dim"], counts: Float[Tensor, "classes"], centred: Float[Tensor, "classes dim"]
 ) -> float | None:
-    """Return tr(S_W pinv(S_B)) / classes; None if all class means are equal but for rounding.
+    """Return tr(S_W pinv(S_B)) / classes; None if all class means are equal up to rounding.
 
     Args:
         within: Scatter within the classes, summed over items.
         counts: Number of items of each class.
-        centred: Mean of each class, less the mean of their items.
+        centred: Mean of each class minus the mean of all items.
     """
     classes = len(counts)
     values, directions = torch.linalg.eigh(gram(centred) / classes)
@@ -121,18 +121,18 @@ def _nc1(
     if not len(values):
         return None
     nc1 = float(((within @ directions) * directions).sum(dim=0).div(values).sum() / counts.sum() / classes)
-    return max(0.0, nc1)  # where each class is a point, rounding may be negative
+    return max(0.0, nc1)  # rounding may make it negative if each class is a point
 
 
 def _distance_normalized_variance(
     means: Float[Tensor, "classes dim"], variances: Float[Tensor, "classes"], rounding: float
 ) -> float:
-    """Return the mean, over all ordered pairs of classes, of the variance of a class over their squared distance.
+    """Return the mean over ordered pairs of classes of the variance of the first over their squared distance.
 
     Args:
-        means: Mean of each class, less that of all items.
+        means: Mean of each class minus the mean of all items.
         variances: Mean squared distance of the items of each class to its mean.
-        rounding: Squared distance that means may have by rounding alone, beside that of their own lengths.
+        rounding: Squared distance that rounding of the overall mean may cause, in addition to rounding of the class means.
     """
     total = 0.0
     blocks = torch.arange(len(means)).split(CLASSES_AT_ONCE)
@@ -152,9 +152,9 @@ def _distance_normalized_variance(
 def _squared_distances(
     left: Float[Tensor, "left dim"], right: Float[Tensor, "right dim"], lengths: Float[Tensor, "left right"]
 ) -> Float[Tensor, "left right"]:
-    """Return squared distances, given the sum of the squared lengths of each pair."""
+    """Return squared distances, given the sum of the squared lengths per pair."""
     distances = torch.addmm(lengths, left, right.T, alpha=-2)
-    # A small difference of two long means has lost its digits in the product.
+    # If two long means are close, the product has lost the digits of their difference.
     near = (distances <= NEAR * lengths).nonzero()
     for pairs in near.split(max(1, TILE * CLASSES_AT_ONCE // left.shape[1])):
         rows, columns = pairs.T
@@ -163,18 +163,18 @@ def _squared_distances(
 
 
 def numbers_from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> ReportFields:
-    """Return the uniformity and its interval, from all pairs of the items or of a sample. *Collective*.
+    """Return the uniformity and its interval, from all pairs of items or of a sample. *Collective*.
 
     Args:
         rows: Rows of this process.
         items: Number of items of all processes.
-        processes: All that hold rows.
+        processes: All processes with rows.
     """
     unit_vectors = unit_rows(torch.cat(processes.gather(_sampled(rows, items, processes).double())))
     number = len(unit_vectors)
     if number < 2:
         fields = {"uniformity": math.nan, "uniformity_interval": UNKNOWN}
-        return ReportFields(fields, ["uniformity is NaN: a single item has no pair."])
+        return ReportFields(fields, ["uniformity is NaN, because a single item has no pair."])
     lengths = unit_vectors.square().sum(dim=1)
     kernel = (
         (lengths[:, None] + lengths - 2 * unit_vectors @ unit_vectors.T)
@@ -194,7 +194,7 @@ def numbers_from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: 
 def _sampled(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> Float[Tensor, "sampled dim"]:
     """Return the rows of this process in a random sample of all items, or all rows of a small set. *Collective*.
 
-    The sample does not depend on the order of the items: it is drawn from an order that the bits of the rows decide.
+    The sample does not depend on the order of the items, because it is drawn from the rows ordered by a hash of their bits.
     """
     if items <= SAMPLE:
         return rows
@@ -210,16 +210,16 @@ def _keys(rows: Float[Tensor, "items dim"]) -> Int[Tensor, "items"]:
     bits = rows.view(torch.int32 if rows.dtype == torch.float32 else torch.int64)
     factors = torch.randint(2**31 - 1, (rows.shape[1],), generator=torch.Generator().manual_seed(1)).to(bits.dtype)
     sums = [(tile * factors).sum(dim=1) for tile in bits.split(TILE)]  # an overflow wraps around
-    return torch.cat(sums) * 0x5851F42D4C957F2D  # rows that differ in few bits get keys far apart
+    return torch.cat(sums) * 0x5851F42D4C957F2D  # spreads the keys of similar rows
 
 
 def _reach_of_sample(sum_of_item: Float[Tensor, "sample"], total: Float[Tensor, ""], items: int) -> float:
-    """Return half the width of the 95 % interval of the uniformity of all pairs: a jackknife over the sampled items.
+    """Return half the width of the 95 % interval of the uniformity of all pairs, by a jackknife over the sampled items.
 
     Args:
         sum_of_item: Sum of the kernel over the pairs of each sampled item.
-        total: Sum over all items.
-        items: Number of all items, from which the sample was drawn without repetition.
+        total: Sum over all sampled items.
+        items: Number of items that the sample was drawn from, without replacement.
     """
     number = len(sum_of_item)
     without_item = ((total - 2 * sum_of_item) / ((number - 1) * (number - 2))).log()
@@ -229,11 +229,11 @@ def _reach_of_sample(sum_of_item: Float[Tensor, "sample"], total: Float[Tensor, 
 
 
 def numbers_from_neighbours(items: Items, processes: Processes, k: int) -> ReportFields:
-    """Return hubness and intrinsic dimension, from one search of k neighbours among the distinct rows. *Collective*."""
+    """Return hubness and intrinsic dimension, from one k-neighbour search among the distinct rows. *Collective*."""
     if items.length <= k:
         note = (
-            f"hubness, antihubs and intrinsic_dimension are NaN: {counted(k, 'neighbour')} need more than "
-            f"{counted(items.length, 'item')}. Pass k of at most the number of other items."
+            f"hubness, antihubs and intrinsic_dimension are NaN, because {counted(k, 'neighbour')} need more than "
+            f"{counted(items.length, 'item')}. Pass a k that is smaller than the number of items."
         )
         return ReportFields({}, [note])
     counts = _search_neighbours(_rows_of_all(items, processes), processes, k)
@@ -241,12 +241,12 @@ def numbers_from_neighbours(items: Items, processes: Processes, k: int) -> Repor
     dimension = _intrinsic_dimension(counts.log_ratios)
     if math.isnan(dimension):
         notes.append(
-            "intrinsic_dimension is NaN: no item has two nearest neighbours at different distances other than 0."
+            "intrinsic_dimension is NaN, because no item has two nearest neighbours at different non-zero distances."
         )
     hubness = _skewness(counts.times_named)
     if math.isnan(hubness):
-        notes.append("hubness is NaN: all items are neighbours equally often.")
-    # Counts are sums of fractions. Those that differ by rounding are equal, and the first item comes first.
+        notes.append("hubness is NaN, because all items are neighbours equally often.")
+    # Counts are sums of fractions. Rounding them makes equal counts equal, so that the first item comes first.
     largest = counts.times_named.round(decimals=9).argsort(descending=True, stable=True)[:SHOWN_HUBS]
     hubs = zip(items.to_origins(largest).tolist(), counts.times_named[largest].tolist(), strict=True)
     fields = {
@@ -267,18 +267,18 @@ def _rows_of_all(items: Items, processes: Processes) -> Float[Tensor, "all_items
 
 
 class _NeighbourCounts(NamedTuple):
-    """What a search of the neighbours of all items has found."""
+    """The result of a neighbour search for all items."""
 
     times_named: Float[Tensor, "items"]
-    """how often each item is among the k nearest of others"""
+    """how often each item is among the k nearest neighbours of other items"""
     log_ratios: list[float]
-    """log of the second over the first distance of each item without an equal item"""
+    """log of the ratio of the second to the first distance, for each item without an equal item"""
     duplicates: int
     """number of items with an equal item"""
 
 
 def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k: int) -> _NeighbourCounts:
-    """Return how often each item is a neighbour. Each process searches for its share of the distinct rows. *Collective*."""
+    """Return how often each item is a neighbour; each process searches for a part of the distinct rows. *Collective*."""
     number = len(rows)
     items = Items(rows, torch.arange(number), number, {"labels": torch.zeros(number, dtype=torch.int64)})
     sets = ItemSets(items, items, torch.arange(number), "euclidean", ALONE, memory_bytes(CALL, None))
@@ -306,28 +306,28 @@ def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k
 
 
 def _log_ratios(votes: Votes, copies: Int[np.ndarray, "queries"]) -> list[float]:
-    """Return the logs of the second over the first distance, for queries without an equal item.
+    """Return the logs of the ratio of the second to the first distance, for queries without an equal item.
 
     Args:
-        votes: The neighbours of some queries.
-        copies: Number of items that equal each query, itself included.
+        votes: The neighbours of a block of queries.
+        copies: Number of items that equal each query, including itself.
     """
     nearest = np.flatnonzero(votes.begins)[copies == 1]
     following = np.minimum(nearest + 1, len(votes.score) - 1)
-    # Where several items share the nearest row, the second neighbour is as near as the first.
+    # If several items share the nearest row, the second neighbour is as near as the first.
     second = np.where(votes.items[nearest] > 1, nearest, following)
     ratios: list[float] = np.log(votes.score[second] / votes.score[nearest]).tolist()
     return ratios
 
 
 def _intrinsic_dimension(log_ratios: list[float]) -> float:
-    """Return the dimension by TwoNN; NaN if there is a single ratio, or if all distances are equal."""
+    """Return the dimension by TwoNN; NaN if there is only one ratio, or if all distances are equal."""
     total = math.fsum(log_ratios)
     return (len(log_ratios) - 1) / total if len(log_ratios) > 1 and total > 0 else math.nan
 
 
 def _skewness(values: Float[Tensor, "items"]) -> float:
-    """Return the skewness of some values; NaN if all are equal but for rounding."""
+    """Return the skewness of values; NaN if they are equal up to rounding."""
     deviations = values - values.mean()
     variance = float(deviations.square().mean())
     return float(deviations.pow(3).mean()) / variance**1.5 if variance > LEAST_VARIANCE else math.nan

@@ -1,13 +1,13 @@
-"""Labels, ids and groups: kept as they were given, and turned into codes when a set is complete.
+"""Labels, ids and groups: stored as passed, and encoded as integers when a set is complete.
 
     batch -> as_labels -> Labels -> join -> encode -> codes and names
 
-A batch adds `Labels`: integers, words, or sets of labels. When all batches of all processes are there, `encode` gives every
-distinct label a code that all arguments and processes agree on. For that, the processes exchange distinct words, once.
-Integers are their own codes, because a report shows them.
+A batch adds `Labels`: integers, strings, or sets of labels. When a set is complete, `encode` gives every distinct label a
+code that all arguments and processes agree on. For this, the processes exchange their distinct strings once. Integers are
+their own codes, because reports show them.
 
-A form of labels is read by `as_labels`. It branches into a function for each form: `_labels_of_sets`, `_labels_of_integers`
-and `_labels_of_entries`. `Labels.form` names the form in messages.
+`as_labels` reads labels, with one function per form: `_labels_of_sets`, `_labels_of_integers` and `_labels_of_entries`.
+`Labels.form` is the name of the form in messages.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _INTEGERS = int | np.integer | np.bool_
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
-# Bytes of the digest of an id. Two of 1e9 ids have the same one with a probability of about 1e18 / 2^129, below 1e-20.
+# Bytes per digest of an id. Among 1e9 ids, two have the same digest with a probability of 1e18 / 2^129, below 1e-20.
 DIGEST_BYTES = 16
 
-# Last word of the name of an argument -> what each item has one of, where that is no label.
+# Last word of the name of an argument -> noun for its entries, unless these are labels.
 _NOUNS = {"ids": "id", "groups": "group", "places": "place", "clusters": "cluster", "folds": "fold"}
 
 
 class LabelFormsError(InputError):
-    """Raised for labels of different forms: a mistake in what is passed, which no other data and no training mends."""
+    """Raised for labels of different forms, which is a mistake in the arguments that later data cannot fix."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The label of each item, in the form in which it was given.
+    """The label of each item, in the form in which it was passed.
 
     Examples:
         >>> labels = as_labels(["owl", "heron", "owl"], "labels", "example")
@@ -62,34 +62,34 @@ class Labels:
     """
 
     values: Int[Tensor, "items"] | Float64[Tensor, "items *targets"] | Shaped[np.ndarray, "items"]
-    """int64 integers on the device on which they were given; or an array of objects, which are words, or the set of labels
-    of each item as an ascending tuple of columns; or the targets of a regression, float64, (items,) or (items, targets)"""
+    """int64 integers on their device; or an array of objects, which are strings, or the set of labels of each item as an
+    ascending tuple of columns; or regression targets in float64, (items,) or (items, targets)"""
     columns: int | None = None
-    """number of columns of the zeros and ones that sets were given as; None where each item has one label"""
+    """number of columns of zeros and ones, for sets of labels; None if each item has one label"""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: Any) -> Labels:
-        """Return the labels of some items: of a slice, a mask or indices, on any device."""
+        """Return the labels of a slice, a mask or indices, on any device."""
         if isinstance(rows, Tensor):
             rows = rows.to(self.values.device) if isinstance(self.values, Tensor) else rows.cpu().numpy()
         return Labels(self.values[rows], self.columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the labels as NumPy's array: int64 for integers, objects for words and for tuples of columns."""
+        """Return the labels as a NumPy array: int64 for integers, objects for strings and for tuples of columns."""
         values = self.values.cpu().numpy() if isinstance(self.values, Tensor) else self.values
         array: NDArray[Any] = np.array(values, dtype=dtype, copy=copy is not False)
         return array
 
     def tolist(self) -> list[Any]:
-        """Return the labels as Python's integers, words, or tuples of columns."""
+        """Return the labels as Python integers, strings, or tuples of columns."""
         entries: list[Any] = self.values.tolist()
         return entries
 
     @property
     def form(self) -> str:
-        """The form of the labels, for messages: integers, strings, zeros and ones of so many labels, or targets."""
+        """The form of the labels, for messages: integers, strings, zeros and ones, or targets."""
         if self.are_targets:
             return "targets of a regression"
         if isinstance(self.values, Tensor):
@@ -98,21 +98,21 @@ class Labels:
 
     @property
     def are_targets(self) -> bool:
-        """Whether these are the targets of a regression, which name no classes."""
+        """Whether these are regression targets instead of classes."""
         return isinstance(self.values, Tensor) and self.values.is_floating_point()
 
     @property
     def codes(self) -> Int[Tensor, "items"]:
-        """Integers that are equal where these labels are. `encode` makes codes that can be compared with others."""
+        """Integers that are equal if the labels are. Use `encode` for codes that can be compared with other labels."""
         return self.encoded()[0]
 
     def encoded(self) -> tuple[Int[Tensor, "items"], tuple[Any, ...] | None]:
-        """Return the codes that `encode` gives these labels alone, and the label of each code; None for integers."""
+        """Return codes that are only valid for these labels, and the label of each code; None for integers."""
         [codes], names = encode("Labels.encoded", {"labels": self})
         return codes, names
 
     def distinct(self) -> tuple[Labels, Int[Tensor, "items"]]:
-        """Return each label once, ascending, and for every item the index of its label among them."""
+        """Return the distinct labels, ascending, and the index of each item's label among them."""
         if isinstance(self.values, Tensor):
             integers, index = self.values.unique(return_inverse=True)
             return Labels(integers), index
@@ -124,13 +124,13 @@ class Labels:
 
 
 def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels:
-    """Return labels that were given as a tensor, array, list or table column of integers or strings, (items,) or (items, 1).
+    """Return labels from a tensor, array, list or table column of integers or strings, (items,) or (items, 1).
 
     Args:
-        value: Integers or strings. `Labels` are returned as they are.
+        value: Integers or strings. `Labels` are returned unchanged.
         name: Name of the argument, for messages.
         call: The public function, for messages.
-        sets: Accept zeros and ones (items, labels), too.
+        sets: Also accept zeros and ones of shape (items, labels).
 
     Raises:
         ValueError: For floats, missing values, strings mixed with integers, and other shapes.
@@ -166,7 +166,7 @@ def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels
 
 
 def as_targets(value: Any, name: str, call: str) -> Labels | None:
-    """Return the targets of a regression, (items,) or (items, targets) floating-point numbers; None for anything else.
+    """Return regression targets, (items,) or (items, targets) floating-point numbers; None for anything else.
 
     Raises:
         ValueError: If a target is NaN or infinite.
@@ -180,45 +180,45 @@ def as_targets(value: Any, name: str, call: str) -> Labels | None:
     if missing:
         raise InputError(
             f"{call}: {missing:,} of {counted(array.numel(), 'target')} in {name} {verb(missing, 'is', 'are')} NaN or "
-            "infinite. Leave out these items."
+            "infinite. Drop these items."
         )
     return Labels(array.detach().double())
 
 
 def labels_of_each(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
-    """Return labels (see `as_labels`), one for each of `items` items, on the device on which they were given.
+    """Return labels (see `as_labels`), one per item, on their device.
 
     Raises:
-        ValueError: As `as_labels` does, and if there are not as many as items.
+        ValueError: As in `as_labels`. Also if the number of labels differs from the number of items.
     """
     labels = as_labels(value, name, call, sets=sets)
     if len(labels) != items:
         raise InputError(
-            f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
+            f"{call}: there are {items} {of}, but {len(labels)} {name}. Pass one per item, in the same order."
         )
     return labels
 
 
 def read_labels(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
-    """Return labels (see `as_labels`), one for each of `items` items, on the CPU.
+    """Return labels (see `as_labels`), one per item, on the CPU.
 
     Raises:
-        ValueError: As `labels_of_each` does.
+        ValueError: As in `labels_of_each`.
     """
     return on_cpu(labels_of_each(value, items, name, of, call, sets=sets))
 
 
 def check_labels(value: Any, items: int, name: str, of: str, call: str) -> Int[Tensor, "items"]:
-    """Return codes that are equal where labels are, on the CPU; integers are their own codes.
+    """Return codes on the CPU that are equal if labels are; integers are their own codes.
 
     Raises:
-        ValueError: As `labels_of_each` does.
+        ValueError: As in `labels_of_each`.
     """
     return read_labels(value, items, name, of, call).codes
 
 
 def no_labels() -> Labels:
-    """Return the labels of no item, which go with labels of any form."""
+    """Return empty labels, which can be joined with labels of any form."""
     return Labels(torch.empty(0, dtype=torch.int64, device="cpu"))
 
 
@@ -234,8 +234,8 @@ def join(call: str, batches: Sequence[Labels], name: str = "labels") -> Labels:
 
     Args:
         call: The public function, for messages.
-        batches: Labels of one form; what is empty has no form. Integers are on one device.
-        name: What they are, for messages.
+        batches: Labels of one form, integers on one device. Empty labels have no form.
+        name: Noun for the labels, for messages.
 
     Raises:
         ValueError: If two batches have different forms.
@@ -262,15 +262,15 @@ def encode(
 
     Args:
         call: The public function, for messages.
-        labels: Labels of this process by the name of the argument; any of them may be empty.
-        processes: All that hold labels. They exchange distinct words, once, and nothing of single items.
+        labels: Labels of this process, by the name of the argument; any of them may be empty.
+        processes: All processes with labels. They only exchange their distinct strings.
 
     Returns:
         The codes of each argument, and the label of each code, ascending. Integers are their own codes, on their device,
-        and have None for the labels. Other codes are on the CPU.
+        and the labels are then None. Other codes are on the CPU.
 
     Raises:
-        ValueError: If labels have different forms; in every process.
+        ValueError: If labels have different forms. Every process raises it.
 
     Examples:
         >>> queries, gallery = as_labels(["owl"], "a", "example"), as_labels(["heron", "owl"], "b", "example")
@@ -282,8 +282,8 @@ def encode(
     refuse_other_forms(call, _forms_of_all(forms))
     if not _are_objects(forms):
         return [_integers_in(column) for column in labels.values()], None
-    # A dictionary of the sorted words, and not `np.unique`, which compares objects with objects: a million words of 1,000
-    # classes take 0.05 s in place of 1.7 s.
+    # A dictionary of the sorted strings is faster than `np.unique`, which compares objects: for a million strings of 1,000
+    # classes it takes 0.05 s instead of 1.7 s.
     names = sorted(set().union(*(of_rank for _, of_rank in by_rank)))
     code_of = {label: code for code, label in enumerate(names)}
     return [_looked_up(column, code_of) for column in labels.values()], tuple(names)
@@ -292,17 +292,17 @@ def encode(
 def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = ALONE) -> list[Int[Tensor, "_"]]:
     """Return codes that are equal where ids or groups are equal, in all arguments and processes. *Collective*.
 
-    The ids are not kept, so words are not sorted; `encode` keeps them. Several processes exchange a digest of 16 bytes in
-    place of each distinct word, since paths of files are all distinct, and long. Half a million distinct words in each of
-    two processes take about 1 s of processor time in each. Integers are their own codes: nothing is computed or sent.
+    Unlike `encode`, it neither keeps nor sorts the ids. Processes exchange a digest of 16 bytes instead of each distinct
+    string, because file paths are all distinct and long. Half a million distinct strings in each of two processes take about
+    1 s of processor time per process. Integers are their own codes, so nothing is computed or sent.
 
     Args:
         call: The public function, for messages.
-        labels: Integers or words of this process by the name of the argument; any of them may be empty.
-        processes: All that hold labels.
+        labels: Integers or strings of this process, by the name of the argument; any of them may be empty.
+        processes: All processes with labels.
 
     Raises:
-        ValueError: If some are words and others integers; in every process.
+        ValueError: If some ids are strings and some are integers. Every process raises it.
     """
     forms = processes.gather(_forms(labels))
     refuse_other_forms(call, _forms_of_all(forms))
@@ -315,7 +315,7 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
 
 
 def hashes_of_labels(labels: Labels) -> Int[Tensor, "items"]:
-    """Return 64 bits for each label, the same in every process and for every set: integers themselves, digests of words."""
+    """Return 64 bits per label, the same in every process and set: integers themselves, and digests of strings."""
     if isinstance(labels.values, Tensor):
         return _integers_in(labels)
     return torch.from_numpy(_digests(labels.tolist())[:, 0].copy())
@@ -390,13 +390,13 @@ def _hashes_of_targets(targets: Tensor) -> Int[Tensor, "items"]:
 
 
 def _distinct_objects(labels: Iterable[Labels]) -> list[Any]:
-    """Return the distinct words or sets of labels in the order in which they come; none of integers."""
+    """Return the distinct strings or sets of labels, in order of first occurrence; integers are skipped."""
     objects = (label for column in labels if not isinstance(column.values, Tensor) for label in column.tolist())
     return list(dict.fromkeys(objects))
 
 
 def _codes_of_digests(words: Sequence[str], processes: Processes) -> list[int]:
-    """Return a code for each distinct word, the same in all processes. *Collective*."""
+    """Return a code for each distinct string, the same in all processes. *Collective*."""
     digests_by_rank = processes.gather(_digests(words))
     codes = _numbered_rows(np.concatenate(digests_by_rank))
     first = sum(len(digests) for digests in digests_by_rank[: processes.rank])
@@ -405,7 +405,7 @@ def _codes_of_digests(words: Sequence[str], processes: Processes) -> list[int]:
 
 
 def _digests(words: Sequence[str]) -> Int[np.ndarray, "words 2"]:
-    """Return 16 bytes for each word, the same in every process, as two integers."""
+    """Return a digest of 16 bytes for each string, the same in every process, as two integers."""
     hashed = [
         hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest() for word in words
     ]
@@ -413,7 +413,7 @@ def _digests(words: Sequence[str]) -> Int[np.ndarray, "words 2"]:
 
 
 def _numbered_rows(rows: Int[np.ndarray, "rows 2"]) -> Int[np.ndarray, "rows"]:
-    """Return a number for each row, from 0 on, the same for equal rows."""
+    """Return a number for each row, from 0, the same for equal rows."""
     order = np.lexsort(rows.T)
     is_next = (rows[order][1:] != rows[order][:-1]).any(axis=1)
     numbers = np.zeros(len(rows), np.int64)
@@ -430,7 +430,7 @@ def _looked_up(labels: Labels, code_of: Mapping[Any, int]) -> Int[Tensor, "items
 
 
 def _objects(entries: Sequence[Any]) -> NDArray[Any]:
-    """Return an array of the entries; `np.array` would make a matrix of tuples of one length."""
+    """Return a one-dimensional array of the entries; `np.array` would make a matrix of tuples of equal length."""
     return np.fromiter(entries, dtype=object, count=len(entries))
 
 
@@ -440,9 +440,9 @@ def _labels_of_sets(targets: Tensor, name: str, call: str) -> Labels:
     wrong = int(((targets != 0) & (targets != 1)).sum())
     if wrong:
         raise InputError(
-            f"{call}: {name} have shape {tuple(targets.shape)}, and {counted(wrong, 'entry')} {verb(wrong, 'is', 'are')} "
-            "neither 0 nor 1. Entry (i, j) is 1 if item i has label j; for one label each pass one integer or string "
-            "for each item."
+            f"{call}: {name} have shape {tuple(targets.shape)}, but {counted(wrong, 'entry')} {verb(wrong, 'is', 'are')} "
+            "neither 0 nor 1. Set entry (i, j) to 1 if item i has label j. If each item has one label, pass one integer or "
+            "string per item."
         )
     columns = targets.nonzero()[:, 1].tolist()
     ends = targets.bool().sum(dim=1).cumsum(0).tolist()
@@ -451,35 +451,35 @@ def _labels_of_sets(targets: Tensor, name: str, call: str) -> Labels:
 
 
 def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
-    """Return numbers as a tensor, and entries that may be words as an array of words or objects."""
+    """Return numbers as a tensor, and entries that may be strings as an array of strings or objects."""
     value = without_arrow(value, name, call)
     refuse_masked(value, name, call)
     if isinstance(value, str | bytes):
-        raise InputError(f"{call}: {name} is the single string {value!r}. Pass a list with one for each item.")
+        raise InputError(f"{call}: {name} is the single string {value!r}. Pass a list with one string per item.")
     if isinstance(value, Sequence):
         return _read_sequence(value, name, call)
     if is_of_other_library(value) and not _is_read_by_numpy(value):
         return as_tensor(value, name, call)
     if not hasattr(value, "__array__"):
         raise InputError(
-            f"{call}: {name} is {with_article(type(value).__name__)}; expected a list, array or tensor of integers or "
-            "strings, one for each item."
+            f"{call}: {name} is {with_article(type(value).__name__)}. Pass a list, array or tensor of integers or "
+            "strings, one per item."
         )
     return _read_array(np.asarray(value), name, call)
 
 
 def _is_read_by_numpy(value: Any) -> bool:
-    """Return whether NumPy takes an array of another library, words included; CuPy refuses to copy numbers unasked."""
+    """Return whether NumPy can read an array of another library; CuPy refuses implicit copies."""
     try:
         return bool(np.asarray(value).ndim)
-    except Exception:  # each library has its own
+    except Exception:  # each library has its own errors
         return False
 
 
 def _read_sequence(entries: Sequence[Any], name: str, call: str) -> Tensor | NDArray[Any]:
     """Return the numbers of a list as a tensor, and other entries as an array of objects."""
     if not len(entries) or isinstance(_first_entry(entries), int | float | np.number | Tensor):
-        # If a later entry is no number, the entries are read as objects.
+        # If a later entry is not a number, the entries are read as objects.
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             return torch.as_tensor(entries, device="cpu")
     objects: NDArray[Any] = np.fromiter(map(_unpacked, entries), dtype=object, count=len(entries))
@@ -487,7 +487,7 @@ def _read_sequence(entries: Sequence[Any], name: str, call: str) -> Tensor | NDA
 
 
 def _read_array(array: NDArray[Any], name: str, call: str) -> Tensor | NDArray[Any]:
-    """Return an array of numbers as a tensor, an array of bytes as one of strings, and any other one unchanged."""
+    """Return an array of numbers as a tensor, an array of bytes as strings, and any other array unchanged."""
     if array.dtype.kind not in "USO":
         return as_tensor(array, name, call)
     if array.dtype.kind != "S":
@@ -496,20 +496,20 @@ def _read_array(array: NDArray[Any], name: str, call: str) -> Tensor | NDArray[A
         words: NDArray[Any] = np.char.decode(array, "utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, 'latin-1'), or "
-            "name the encoding that they were written in."
+            f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, 'latin-1'), with the "
+            "encoding of the bytes."
         ) from error
     return words
 
 
 def _first_entry(entries: Sequence[Any]) -> Any:
-    """Return the first entry; if that is a row, the first entry of the row."""
+    """Return the first entry or, if it is a row, the first entry of the row."""
     first = entries[0]
     return first[0] if isinstance(first, list | tuple) and len(first) else first
 
 
 def _unpacked(entry: Any) -> Any:
-    """Return the only entry of a row of one, so that a list of such rows is a column; any other entry unchanged."""
+    """Return the single entry of a row of length 1, so that a list of such rows is a column; else the entry."""
     if type(entry) is str:
         return entry
     if isinstance(entry, Tensor) and entry.numel() == 1:
@@ -520,12 +520,12 @@ def _unpacked(entry: Any) -> Any:
 
 
 def _labels_of_entries(entries: list[Any], name: str, call: str) -> Labels:
-    """Return labels of entries that are all words, or all integers."""
+    """Return labels from entries that are all strings or all integers."""
     if not entries:
         return no_labels()
     kinds = set(map(type, entries))
     if all(issubclass(kind, str) for kind in kinds):
-        # `str`, because an instance of a subclass need not equal its word, and may be impossible to pickle.
+        # `str`, because an instance of a subclass may differ from its text, and may be impossible to pickle.
         return Labels(_objects([*map(str, entries)]))
     if all(issubclass(kind, _INTEGERS) for kind in kinds):
         try:
@@ -536,7 +536,7 @@ def _labels_of_entries(entries: list[Any], name: str, call: str) -> Labels:
 
 
 def _fault_of_entries(entries: list[Any], name: str) -> str:
-    """Return what is wrong with entries that are neither all words nor all integers, and the fix."""
+    """Return the fault of entries that are neither all strings nor all integers, and the fix."""
     missing = [index for index, entry in enumerate(entries) if _is_missing(entry)]
     if missing:
         return (
@@ -546,7 +546,7 @@ def _fault_of_entries(entries: list[Any], name: str) -> str:
     for index, entry in enumerate(entries):
         if not isinstance(entry, str | _INTEGERS):
             return (
-                f"{name} hold {with_article(type(entry).__name__)} at index {index}; expected integers or strings, such as "
+                f"{name} contain {with_article(type(entry).__name__)} at index {index}. Pass integers or strings, such as "
                 f"list(map(str, {name}))."
             )
     are_words = [isinstance(entry, str) for entry in entries]
@@ -568,18 +568,20 @@ def _is_missing(entry: Any) -> bool:
 
 
 def _labels_of_integers(integers: Tensor, name: str, call: str, code: str) -> Labels:
-    """Return integers as labels of 64 bits; floats are refused. `code` is what the caller writes for the tensor."""
+    """Return 64-bit labels from integers; floats are refused. `code` makes the tensor, for messages."""
     if integers.dtype in UNSIGNED:
         integers = integers.to(torch.int64)
         if bool((integers < 0).any()):
             raise InputError(_beyond_64_bits(name, call, f"{code}.tolist()"))
     if integers.dtype not in LABEL_DTYPES:
-        raise InputError(f"{needs(call)} integer {name}; got {integers.dtype}. {_fix_of_floats(integers, name, code)}")
+        raise InputError(
+            f"{needs(call)} integer {name}, but got {integers.dtype}. {_fix_of_floats(integers, name, code)}"
+        )
     return Labels(integers.to(torch.int64))
 
 
 def _fix_of_floats(numbers: Tensor, name: str, code: str) -> str:
-    """Return what to pass in place of floats. Whole numbers become integers; `long` would make one class of 0.2 and 0.7."""
+    """Return a sentence on what to pass instead of floats; `long` would give 0.2 and 0.7 the same class."""
     missing = numbers.isnan().nonzero().flatten().tolist()
     if missing:
         return (
@@ -587,22 +589,22 @@ def _fix_of_floats(numbers: Tensor, name: str, code: str) -> str:
             f"index {missing[0]}. Drop these items from all arguments."
         )
     if numbers.is_floating_point() and torch.equal(numbers, numbers.trunc()):
-        return f"Floating-point labels lose identities above 2**24: pass {code}.long()."
-    return f"They are no whole numbers: for a class of each value pass list(map(str, {code}.tolist()))."
+        return f"Floating-point labels are not distinct above 2**24. Pass {code}.long()."
+    return f"They are not whole numbers. If each value is a class, pass list(map(str, {code}.tolist()))."
 
 
 def _beyond_64_bits(name: str, call: str, code: str | None = None) -> str:
-    return f"{call}: {name} hold integers beyond 64 bits. Pass them as strings: list(map(str, {code or name}))."
+    return f"{call}: {name} contain integers beyond 64 bits. Pass them as strings: list(map(str, {code or name}))."
 
 
 def _check_shape(shape: tuple[int, ...], name: str, call: str, column: str, code: str) -> None:
-    """Refuse labels that are not one for each item; messages say how to make a column, or flat labels, of the code."""
+    """Refuse labels that are not one per item. The message shows how to select a column, or how to flatten them."""
     if len(shape) == 1:
         return
     fix = f"Pass {code}.flatten()."
     noun = _NOUNS.get(name.rpartition("_")[2], "label") if name != "label_groups" else "label"
     if len(shape) == 2 and noun == "label":
-        fix = f"Pass {column}; evaluate_retrieval takes zeros and ones for items with several labels each."
+        fix = f"Pass {column}. (evaluate_retrieval accepts zeros and ones for items with several labels.)"
     elif len(shape) == 2:
         fix = f"Pass one column: {code}[:, 0]."
-    raise InputError(f"{needs(call)} one {noun} for each item; {name} has shape {tuple(shape)}. {fix}")
+    raise InputError(f"{needs(call)} one {noun} per item, but {name} has shape {tuple(shape)}. {fix}")

@@ -1,4 +1,4 @@
-"""Notes of reports: beside the fields that they explain, and for callers who see the values and never the report."""
+"""Notes of reports, and warnings for callers who see the values but not the report."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fewshot_callbacks.functional._repeated import is_on_copies
 
 
 class ReportFields(NamedTuple):
-    """Some fields of a report, by name, and notes on those that are NaN."""
+    """Fields of a report, by name, and notes on the fields that are NaN."""
 
     fields: dict[str, Any]
     notes: list[str]
 
 
 class NotesOnce:
-    """Tells each kind of note once. Notes that differ only in numbers are of one kind.
+    """Warns of each kind of note once. Notes that only differ in numbers are one kind.
 
     Args:
-        owner: The class that the user made, for messages.
+        owner: The class of the user's object, for messages.
     """
 
     def __init__(self, owner: str) -> None:
@@ -33,12 +33,12 @@ class NotesOnce:
         self.shown: set[str] = set()
 
     def tell(self, notes: Iterable[str], logger: Logger | None = None) -> None:
-        """Tell the notes whose kind was not shown before.
+        """Warn of the notes whose kind is new.
 
         Args:
-            notes: Those of a report.
-            logger: That of a library whose users look for its words there; None warns. A note on copies is a warning in any
-                case, since values are too high then.
+            notes: The notes of a report.
+            logger: Logger of the library whose users read its log; None to give warnings. A note on copies is always a
+                warning, because the values are too high then.
         """
         for note in notes:
             kind = without_digits(note)
@@ -53,7 +53,7 @@ class NotesOnce:
 
 
 def without_digits(text: str) -> str:
-    """Return a text without its digits and endings, so that messages that differ only in numbers are of one kind.
+    """Return a text without digits and endings, so that messages that only differ in numbers become equal.
 
     Examples:
         >>> without_digits("1 of 3 rows holds NaN.") == without_digits("2 of 3 rows hold NaN.")
@@ -66,19 +66,19 @@ def without_digits(text: str) -> str:
     return re.sub(r"[iesy]+\b", "", verbless)
 
 
-# Classes are uneven if the largest one has at least this many times the items that it would have of even classes.
+# Classes are uneven if the largest class has at least this many times the average number of items.
 UNEVEN = 1.5
 
 
 def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor, "items"]) -> list[str]:
-    """Return a note if classes are uneven, and an accuracy is not above the share of the largest class.
+    """Return a note if classes are uneven and an accuracy does not exceed the share of the largest class.
 
-    Always naming that class reaches its share. Of even classes the share is that of chance, which a low accuracy shows by
-    itself.
+    Always predicting this class has an accuracy of its share. For even classes no note is needed, because a low accuracy is
+    obvious.
 
     Args:
-        accuracies: Metric -> share of the items whose class was named.
-        classes: The class of each item; of one class alone there is no note.
+        accuracies: Metric -> share of the items whose class was predicted.
+        classes: The class of each item. There is no note for a single class.
     """
     counts = classes.unique(return_counts=True)[1]
     if len(counts) < 2:
@@ -91,6 +91,6 @@ def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor,
         return []
     verb = "is" if len(low) == 1 else "are"
     return [
-        f"{', '.join(low)} {verb} not above {share:.3f}, the share of the largest class of the queries: to name that class "
-        "always would do as well. Read the mean of the classes, from report.per_query."
+        f"{', '.join(low)} {verb} not above {share:.3f}, the share of the largest query class, so always predicting "
+        "this class would be as accurate. Read the mean over the classes, from report.per_query."
     ]

@@ -1,4 +1,4 @@
-"""The linear probe as a classifier: the accuracy of queries and of left-out gallery items."""
+"""The linear probe as a classifier: accuracy on queries and on left-out gallery items."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ from fewshot_callbacks.functional.means import exact_mean
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval
 from fewshot_callbacks.system.words import counted, none_has, verb
 
-# Suffix of a metric, and among how many classes with the highest scores the right one has to be.
+# Suffix of a metric -> number of classes with the highest scores among which the right class counts as a hit.
 PLACES = {"": 1, "_top5": 5}
-# Scores that differ by less are equal. Targets are 1 and -1, and rounding is far below it.
+# Scores that differ by less are equal. Targets are 1 and -1, and rounding errors are far smaller.
 SAME_SCORE = 1e-9
+
+# Sentences that `ProbeMonitor` replaces, because its arguments have other names.
+ONE_CLASS_REMEDY = "Pass a gallery with several classes."
+NO_MATCH_REMEDY = "Pass a gallery with the labels of the queries, or query_labels of the same kind."
+COPIES_REMEDY = "remove the queries from the gallery"
 
 LEAVE_ONE_OUT = "probe_leave_one_out"
 LEAVE_GROUP_OUT = "probe_leave_group_out"
@@ -44,19 +49,19 @@ class _GalleryAccuracy(NamedTuple):
     value: float
     interval: Interval
     not_counted: int
-    """items whose class does not remain in the gallery"""
+    """number of items without another item of their class in the fit"""
     note: str | None
 
 
 @dataclass(frozen=True, eq=False)
 class Classification:
-    """Queries and gallery of this process, with classes that are numbered from 0 on."""
+    """Queries and gallery of this process, with classes numbered from 0."""
 
     queries: Items
     classes_of_queries: Int[Tensor, "queries"]
-    """of all processes; -1 for a class that the gallery does not have"""
+    """class of each query of all processes; -1 if the gallery does not have it"""
     items: TrainingItems
-    """gallery items; with groups, whole groups"""
+    """gallery items; if there are groups, whole groups"""
     item_classes: Int[Tensor, "items"]
     groups: Int[Tensor, "items"] | None
     classes: int
@@ -65,24 +70,24 @@ class Classification:
 
     @classmethod
     def of(cls, sets: ItemSets, confidence: float) -> Classification:
-        """Return the sets of a classification. *Collective*.
+        """Return the data of a classification. *Collective*.
 
         Raises:
-            ValueError: If the gallery has a single class, or no query has one of its classes; in every process.
+            ValueError: If the gallery has a single class, or no query has a class of the gallery. Every process raises it.
         """
         queries, gallery = sets.queries, sets.gallery
         present = gallery.labels.unique()
         if len(present) < 2:
             label = present[0].item() if sets.label_names is None else sets.label_names[int(present[0])]
             raise InputError(
-                f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, and a classifier needs two "
-                "classes. Pass a gallery of several classes."
+                f"{CALL}: all {gallery.length:,} gallery items have the label {label!r}, but a classifier needs two "
+                f"classes. {ONE_CLASS_REMEDY}"
             )
         query_classes = _index_in(present, queries.labels)
         if not bool((query_classes >= 0).any()):
             raise InputError(
-                f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction "
-                "can be right. Pass a gallery with labels of the queries, or query_labels of the same kind."
+                f"{CALL}: {none_has(queries.length, 'query')} a label of the gallery, so no prediction can be right. "
+                f"{NO_MATCH_REMEDY}"
             )
         notes = [*notes_on_items(sets), *_note_on_copies(sets)]
         classes = _index_in(present, gallery.of_rows("labels"))
@@ -91,7 +96,7 @@ class Classification:
         return cls(queries, query_classes, items, classes, groups, len(present), confidence, notes)
 
     def measure(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
-        """Return the accuracy of queries and of left-out gallery items at a penalty. *Collective*."""
+        """Return the accuracy on queries and on left-out gallery items at a penalty. *Collective*."""
         fields, notes = self._accuracy_of_queries(ridge, penalty, processes)
         one_out = LeaveOneOut(ridge, self.items).predictions(penalty)
         of_gallery = {LEAVE_ONE_OUT: self._accuracy_of_gallery(LEAVE_ONE_OUT, one_out, None, processes)}
@@ -105,7 +110,7 @@ class Classification:
         return ReportFields(fields, notes)
 
     def _accuracy_of_queries(self, ridge: Ridge, penalty: float, processes: Processes) -> ReportFields:
-        """Return the accuracy of the queries whose class the gallery has. *Collective*."""
+        """Return the accuracy on the queries whose class is in the gallery. *Collective*."""
         queries = self.queries
         width = max(queries.rows.shape[1], self.classes)
         blocks = blocks_of(len(queries.rows), width)
@@ -114,7 +119,7 @@ class Classification:
         if self.classes <= PLACES["_top5"]:
             del hits["_top5"]
         is_known = self.classes_of_queries >= 0
-        units = queries.columns.get("groups", queries.labels)  # whatever is independent of others
+        units = queries.columns.get("groups", queries.labels)  # independent units of the intervals
         values = {
             f"probe{suffix}": queries.of_all(processes, of_process).masked_fill(~is_known, math.nan)
             for suffix, of_process in hits.items()
@@ -127,13 +132,13 @@ class Classification:
         notes += notes_on_largest_class({"probe": means["probe"]}, self.classes_of_queries[is_known])
         if without_match:
             notes.append(
-                f"{without_match:,} of {len(is_known):,} queries are left out: no gallery item has their label."
+                f"{without_match:,} of {len(is_known):,} queries are left out, because no gallery item has their label."
             )
         if math.isnan(intervals["probe"].low):
             kind = "group" if "groups" in queries.columns else "class"
             notes.append(
-                f"The interval of probe is NaN: the {counted(known, 'query')} {verb(known, 'is', 'are')} of one {kind}, and "
-                "it needs two."
+                f"The interval of probe is NaN: the {counted(known, 'query')} {verb(known, 'is', 'are')} of one {kind}, but "
+                "an interval needs two."
             )
         fields = {
             "values": means,
@@ -153,13 +158,13 @@ class Classification:
         groups: Int[Tensor, "items"] | None,
         processes: Processes,
     ) -> _GalleryAccuracy:
-        """Return the accuracy of left-out gallery items, over those whose class remains. *Collective*.
+        """Return the accuracy on left-out gallery items, over items whose class remains in the fit. *Collective*.
 
         Args:
             key: Name of the metric, for the note.
-            predictions: Items of this process, and their predictions by fits without them.
+            predictions: Items of this process, with predictions by fits without them.
             groups: The groups that are left out; None for single items.
-            processes: All that hold items.
+            processes: All processes with items.
         """
         hits_of_process = _hits(predictions, self.item_classes)[""]
         units_of_process = self.item_classes if groups is None else groups
@@ -176,10 +181,12 @@ class Classification:
         return _GalleryAccuracy(exact_mean(hits[remains]), interval, not_counted, note)
 
     def _class_remains(self, groups: Int[Tensor, "items"] | None, processes: Processes) -> Bool[Tensor, "items"]:
-        """Return whether the class of each item remains in the gallery without the item, or its group. *Collective*."""
+        """Return whether another item of the class remains if the item, or its group, is left out. *Collective*."""
         sizes_of_process = torch.bincount(self.item_classes, minlength=self.classes)
         sizes = torch.from_numpy(processes.summed(sizes_of_process.numpy()))
-        together = torch.ones_like(self.item_classes)  # items of a class that are left out with an item of it
+        together = torch.ones_like(
+            self.item_classes
+        )  # per item: number of items of its class that are left out with it
         if groups is not None:
             pairs = groups.unique(return_inverse=True)[1] * self.classes + self.item_classes
             _, number, size_of_pair = pairs.unique(return_inverse=True, return_counts=True)
@@ -189,25 +196,24 @@ class Classification:
 
 
 def _index_in(present: Int[Tensor, "classes"], codes: Int[Tensor, "items"]) -> Int[Tensor, "items"]:
-    """Return the index of each code among ascending ones; -1 for a code that is not among them."""
+    """Return the index of each code in the ascending `present`; -1 if it is not there."""
     index = torch.searchsorted(present, codes).clamp(max=len(present) - 1)
     return torch.where(present[index] == codes, index, -1)
 
 
 def _note_on_copies(sets: ItemSets) -> list[str]:
-    """Return a note on queries that are gallery items, if there are many. *Collective*."""
+    """Return a note if many queries are gallery items. *Collective*."""
     queries, gallery = (items.without("ids", "groups") for items in (sets.queries, sets.gallery))
     copies = replace(sets, queries=queries, gallery=gallery).hashed().copies()
     if not copies.is_noted:
         return []
-    cure = "leave out the queries from the gallery"
-    return [copies.note("The probe was fitted on them with the right label", cure)]
+    return [copies.note("The probe was fitted on them with the right label", COPIES_REMEDY)]
 
 
 def _hits(
     predictions: Iterable[tuple[Selection, Float[Tensor, "chosen classes"]]], classes: Int[Tensor, "items"]
 ) -> dict[str, Float[Tensor, "items"]]:
-    """Return the share of the orders of ties in which the class of each item is among the first, by suffix of the metric."""
+    """Return, by suffix of the metric, the probability that the class of each item is among the first in random order."""
     hits = {suffix: torch.zeros(len(classes), dtype=torch.float64) for suffix in PLACES}
     for items, scores in predictions:
         score = scores.gather(1, classes[items][:, None])

@@ -1,4 +1,4 @@
-"""The inputs of `linear_probe`: classes or the targets of a regression, whole groups, and notes on ids and groups."""
+"""The inputs of `linear_probe`: classes or regression targets, whole groups, and notes on ids and groups."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
 from fewshot_callbacks.system.words import verb
 
 CALL = "linear_probe"
+# A sentence that `ProbeMonitor` replaces, because its arguments have other names.
+ONE_GROUP_REMEDY = "Pass gallery_groups with several groups, or no groups, which leaves out single items."
 # Squares of larger targets may overflow.
 LARGEST_TARGET = 1e100
 
 
 def read_targets(labels: Mapping[str, Any], processes: Processes) -> dict[str, Float[Tensor, "items targets"]] | None:
-    """Return the targets of a regression in float64, by the name of the argument; None for classes. *Collective*.
+    """Return regression targets in float64, by the name of the argument; None for classes. *Collective*.
 
     Args:
-        labels: Labels of this process by the name of the argument; None for those in files, which are classes. Empty ones
-            may be either, which other processes know.
-        processes: All that hold items.
+        labels: Labels of this process, by the name of the argument; None for labels in files, which are classes. If labels
+            are empty, the other processes decide what they are.
+        processes: All processes with items.
 
     Raises:
-        ValueError: If targets are not one or more finite numbers for each item, some labels are classes and others are
-            targets, or numbers of targets differ; in every process.
+        ValueError: If an item does not have at least one finite target, some labels are classes and some are targets, or
+            the numbers of targets differ. Every process raises it.
     """
     targets = {name: _targets_of(value, name) for name, value in labels.items() if not _is_empty(value)}
     columns_of_process = {name: None if value is None else value.shape[1] for name, value in targets.items()}
@@ -52,7 +54,7 @@ def read_targets(labels: Mapping[str, Any], processes: Processes) -> dict[str, F
         )
     if len(set(columns.values())) > 1:
         shapes = " and ".join(f"{number} in {name}" for name, number in columns.items())
-        raise InputError(f"{CALL}: numbers of targets differ: {shapes}. Pass the same targets in the same order.")
+        raise InputError(f"{CALL}: the numbers of targets differ: {shapes}. Pass the same targets in the same order.")
     number_of_targets = next(iter(columns.values()), None)
     if number_of_targets is None:
         return None
@@ -68,14 +70,14 @@ def _is_empty(labels: Any) -> bool:
 
 
 def _are_floats(labels: Any) -> bool:
-    """Return whether labels are floats, the targets of a regression."""
+    """Return whether labels are floats, which are regression targets."""
     if isinstance(labels, Labels):
         return False
     if isinstance(labels, Tensor):
         return labels.is_floating_point()
     try:
         array = np.asarray(labels)
-    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or tensors of another device
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or tensors on an accelerator
         return False
     if array.dtype.kind == "O":
         return all(isinstance(entry, float | np.floating) for entry in array.flat)
@@ -83,7 +85,7 @@ def _are_floats(labels: Any) -> bool:
 
 
 def _targets_of(value: Any, name: str) -> Float[Tensor, "items targets"] | None:
-    """Return the targets of a regression; None for classes."""
+    """Return regression targets; None for classes."""
     value = without_arrow(value, name, CALL)
     if not _are_floats(value):
         return None
@@ -109,7 +111,7 @@ def _targets_of(value: Any, name: str) -> Float[Tensor, "items targets"] | None:
 
 
 def whole_groups(sets: ItemSets, labels: Tensor) -> tuple[Tensor | StoredRows, Tensor, Int[Tensor, "items"] | None]:
-    """Return rows, classes or targets, and groups of gallery items; if there are groups, whole groups. *Collective*."""
+    """Return rows, classes or targets, and groups of gallery items. Each group is in one process. *Collective*."""
     rows = sets.gallery.rows
     if "groups" not in sets.gallery.columns:
         return rows, labels, None
@@ -120,7 +122,7 @@ def whole_groups(sets: ItemSets, labels: Tensor) -> tuple[Tensor | StoredRows, T
 
 
 def notes_on_items(sets: ItemSets) -> list[str]:
-    """Return notes on ids and groups, and on those that both sets have.
+    """Return notes on ids and groups, and on ids and groups that both sets have.
 
     Raises:
         ValueError: If the gallery has a single group.
@@ -128,23 +130,22 @@ def notes_on_items(sets: ItemSets) -> list[str]:
     notes = [*sets.notes_on_ids]
     if len(sets.gallery.columns.get("groups", torch.arange(2)).unique()) < 2:
         raise InputError(
-            f"{CALL}: all gallery items are of one group, and a fit without it has no items. Pass gallery_groups of "
-            "several groups, or none to leave out single items."
+            f"{CALL}: all gallery items are in one group, so a fit without this group has no items. {ONE_GROUP_REMEDY}"
         )
     for of_queries, of_gallery in sets.exclusions("ids"):
         shared = int(np.isin(of_queries, of_gallery).sum())
         if shared:
             notes.append(
-                f"{shared:,} of {len(of_queries):,} queries have the id of a gallery item: the probe was fitted on them. "
-                "Leave them out of the gallery to measure on new items, or give different items different ids."
+                f"{shared:,} of {len(of_queries):,} queries have the id of a gallery item, so the probe was fitted on them. "
+                "Remove them from the gallery to measure new items, or give different items different ids."
             )
     for of_queries, of_gallery in sets.exclusions("groups"):
         distinct = np.unique(of_queries)
         shared = int(np.isin(distinct, of_gallery).sum())
         if shared:
             notes.append(
-                f"{shared:,} of {len(distinct):,} groups of the queries are in the gallery, too: the probe was fitted on "
-                "items that resemble these queries. Divide the data by groups to measure on new ones, or give different "
+                f"{shared:,} of {len(distinct):,} groups of the queries are in the gallery, too, so the probe was fitted on "
+                "items that resemble these queries. Split the data by group to measure new groups, or give different "
                 "groups different names."
             )
     return notes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -25,12 +26,12 @@ from fewshot_callbacks.system.words import counted, verb, with_article
 
 @contextmanager
 def default_mode() -> Iterator[None]:
-    """Inside the block, make new tensors on the CPU, and keep denormal numbers.
+    """Create new tensors on the CPU inside the block, and keep denormal numbers.
 
-    With another default device (`torch.set_default_device`), new tensors of a calculation would lie there, but its inputs
-    would not. If denormal numbers are flushed to zero (`torch.set_flush_denormal`, or a library that was built with
-    `-ffast-math`), two different numbers can have a difference of zero, and no error bound holds. Other threads of the
-    process keep their mode. Threads that are started inside the block have its mode.
+    With another default device (`torch.set_default_device`), new tensors of a calculation would be on that device, but its
+    inputs would not. If denormal numbers are flushed to zero (`torch.set_flush_denormal`, or a library that was built with
+    `-ffast-math`), the difference of two different numbers can be zero, and the error bounds are wrong. Other threads of the
+    process keep their mode. Threads that start inside the block have the mode of the block.
     """
     flushes = sys.float_info.min / 2 == 0
     with ExitStack() as stack:
@@ -48,14 +49,14 @@ def default_mode() -> Iterator[None]:
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
     """Return a detached tensor of a tensor, an array, or a list of numbers or rows.
 
-    Arrays are those of NumPy, those that are shared by DLPack, as of JAX and CuPy, columns of vectors that are exported by
-    Arrow's C interface, as of pyarrow, Polars and pandas, and whatever NumPy makes an array of. An array on a device stays
-    there. The tensor may share the memory of an array that must not be changed, so nothing writes to it. Python floats in a
-    list become float32, whatever torch's default dtype is.
+    An array may be a NumPy array, an array that supports DLPack (JAX, CuPy), a column of vectors that supports Arrow's C
+    interface (pyarrow, Polars, pandas), or anything that NumPy converts. An array on a device stays there. Do not write to
+    the tensor, because it may share the memory of a read-only array. Python floats in a list become float32, independent
+    of torch's default dtype.
 
     Raises:
-        ValueError: For masked values, for anything but numbers, for a meta tensor, which has no values, for sparse tensors,
-            and for arrays on a device that PyTorch does not reach.
+        ValueError: For masked values, for anything but numbers, for meta tensors, for sparse tensors, and for arrays on a
+            device that PyTorch cannot access.
     """
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
@@ -84,20 +85,20 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
 
 
 def as_list(ids: Any) -> list[Any]:
-    """Return ids as Python's strings and integers, which are equal if they are written alike."""
+    """Return ids as Python strings and integers."""
     values: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return [name.item() if hasattr(name, "item") and np.ndim(name) == 0 else name for name in values]
 
 
 def _computable_values(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor with which NumPy and PyTorch compute: 8-bit floats as float32, no lazy sign."""
+    """Return a tensor that NumPy and PyTorch can compute with: 8-bit floats become float32, lazy signs are resolved."""
     if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
         tensor = tensor.float()
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def tensor_code(name: str, value: Any) -> str:
-    """Return the code of an argument as a tensor: its name, or the call that makes a tensor of an array or a list."""
+    """Return code that makes a tensor of an argument, for messages: its name, or a call for an array or a list."""
     if isinstance(value, Tensor):
         return name
     if isinstance(value, list | tuple) and len(value) and all(isinstance(row, Tensor) for row in value):
@@ -113,16 +114,16 @@ def tensor_code(name: str, value: Any) -> str:
 
 
 def _array_code(name: str, value: Any) -> str | None:
-    """Return the code that makes a NumPy array of an array of another library; None if NumPy makes none."""
+    """Return code that makes a NumPy array of an array of another library; None if NumPy cannot."""
     if is_arrow(value):
         return f"np.array({name}.to_pylist())" if hasattr(value, "to_pylist") else f"np.stack({name})"
     return f"np.asarray({name})" if hasattr(value, "__array__") else None
 
 
 def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
-    """Return the number of the value of each item, and the index of the first item of each number.
+    """Return the number of the value of each item, and the index of the first item of each value.
 
-    The distinct values are numbered from 0 in ascending order.
+    Distinct values are numbered from 0 in ascending order.
     """
     distinct, numbers = values.unique(return_inverse=True)
     indices = torch.arange(len(values), device=values.device)
@@ -131,33 +132,33 @@ def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"],
 
 
 def _is_row(value: Any) -> bool:
-    """Return whether an entry of a list is a tensor, or an array of a library that shares it by DLPack."""
+    """Return whether an entry of a list is a tensor, or an array that supports DLPack."""
     return isinstance(value, Tensor) or is_of_other_library(value)
 
 
 def _refuse_words(value: Any, name: str, call: str) -> None:
     """Refuse an array of strings, and a list that begins with one."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
-        raise InputError(f"{call}: {name} is a NumPy array of strings ({value.dtype}); expected numbers.")
+        raise InputError(f"{call}: {name} is a NumPy array of strings ({value.dtype}). Pass numbers.")
     first = _first_number(value)
     if isinstance(first, str | bytes):
-        raise InputError(f"{call}: {name} hold strings, such as {first!r}; expected numbers.")
+        raise InputError(f"{call}: {name} contains strings, such as {first!r}. Pass numbers.")
 
 
 def _first_number(value: Any) -> Any:
-    """Return the first entry of nested lists, and anything else as it is."""
+    """Return the first entry of nested lists; any other value unchanged."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
     return value
 
 
 def _is_of_python_numbers(value: Any) -> bool:
-    """Return whether a value is nested lists of Python's numbers, whose floats torch gives its default dtype."""
+    """Return whether a value is nested lists of Python numbers, to which torch gives its default dtype."""
     return isinstance(value, list | tuple) and not isinstance(_first_number(value), np.generic)
 
 
 def _as_array(value: Any) -> Any:
-    """Return a list of numbers unchanged, and anything else as an array that torch accepts."""
+    """Return a list of numbers unchanged; any other value as an array that torch accepts."""
     if isinstance(value, Sequence) and not any(hasattr(first, "__array__") for first in value[:1]):
         return value
     array = np.asarray(value) if isinstance(value, Sequence) or hasattr(value, "__array__") else value
@@ -174,47 +175,47 @@ def _is_read_only(array: Any) -> bool:
 
 
 def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
-    """Refuse a tensor on the meta device, which has no values, a tensor that is not dense, and a DTensor.
+    """Refuse meta tensors, tensors that are not dense, and DTensors.
 
     Raises:
-        ValueError: With what to pass instead.
+        ValueError: The message says what to pass instead.
     """
     if tensor.is_meta:
         raise InputError(
-            f"{call}: {name} is a meta tensor, which has a shape but no values. Pass one that was computed on the CPU or "
-            "an accelerator."
+            f"{call}: {name} is a meta tensor, which has a shape but no values. Pass a tensor that was computed on the "
+            "CPU or on an accelerator."
         )
     if hasattr(tensor, "full_tensor"):
         raise InputError(
-            f"{call}: {name} is a DTensor, and this process has only a part of it. Call {name}.full_tensor() in all "
+            f"{call}: {name} is a DTensor, so this process only has a part of it. Call {name}.full_tensor() in all "
             "processes of its mesh, and pass the result."
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
         fix = f"{name}.to_padded_tensor(0.0)" if tensor.is_nested else f"{name}.to_dense()"
-        raise InputError(f"{call}: {name} is a tensor of layout {kind}; expected a dense one. Pass {fix}.")
+        raise InputError(f"{call}: {name} has the layout {kind}, which is not dense. Pass {fix}.")
 
 
 def refuse_masked(value: Any, name: str, call: str) -> None:
-    """Refuse arrays with masked values, which a tensor would hold as if they were valid.
+    """Refuse arrays with masked values, which would be valid values in a tensor.
 
     Raises:
-        ValueError: With two ways to get rid of masked values.
+        ValueError: The message shows two ways to remove masked values.
     """
     arrays = value if isinstance(value, list | tuple) else [value]
     masked = sum(int(np.ma.getmaskarray(array).sum()) for array in arrays if isinstance(array, np.ma.MaskedArray))
     if masked:
         stack = f"{name} = np.ma.stack({name}), then " if arrays is value else ""  # a list has no mask of its own
         raise InputError(
-            f"{call}: {name} is a masked array with {counted(masked, 'masked value')}, which a tensor would take for "
-            f"valid ones. Drop the items with a masked value from all arguments, {stack}keep = "
-            f"~np.ma.getmaskarray({name}).reshape(len({name}), -1).any(axis=1), then {name}.data[keep]; or choose what "
-            f"stands in their place, {name}.filled(0)."
+            f"{call}: {name} is a masked array with {counted(masked, 'masked value')}, which would be valid values in a "
+            f"tensor. Drop the items with a masked value from all arguments, {stack}keep = "
+            f"~np.ma.getmaskarray({name}).reshape(len({name}), -1).any(axis=1), then {name}.data[keep]. Or replace masked "
+            f"values, {name}.filled(0)."
         )
 
 
 def check_embeddings(embeddings: Tensor, name: str, call: str, code: str | None = None) -> None:
-    """Refuse anything but a finite, non-empty, floating-point (items, dim) matrix; for `code` see `check_matrix`."""
+    """Refuse anything but a finite, non-empty, floating-point (items, dim) matrix (see `check_matrix`)."""
     check_matrix(embeddings, name, call, code)
     refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call, code=code)
 
@@ -223,39 +224,60 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str, code: st
     """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN.
 
     Args:
-        embeddings: What was given, as a tensor.
+        embeddings: The argument, as a tensor.
         name: Name of the argument, for messages.
         call: The public function, for messages.
-        code: What the caller writes for a tensor of it (see `tensor_code`); None for the name.
+        code: Code that makes a tensor of the argument (see `tensor_code`); None for its name.
     """
     code = code or name
     if embeddings.ndim != 2:
         fix = matrix_from(code, embeddings.ndim)
-        raise InputError(f"{needs(call)} {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {fix}")
+        raise InputError(f"{needs(call)} {name} of shape (items, dim), but got shape {tuple(embeddings.shape)}. {fix}")
     if not embeddings.dtype.is_floating_point:
         raise InputError(
-            f"{needs(call)} floating-point {name}; got {embeddings.dtype}. {as_floats(code, embeddings.dtype)}"
+            f"{needs(call)} floating-point {name}, but got {embeddings.dtype}. {as_floats(code, embeddings.dtype)}"
         )
     if embeddings.shape[0] == 0:
         raise InputError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
     if embeddings.shape[1] == 0:
-        raise InputError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+        raise InputError(
+            f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}). Pass vectors of at least one number."
+        )
 
 
 @contextmanager
-def named(call: str, inner: str) -> Iterator[None]:
-    """Name the function that was called in errors of another one that it calls, which begin with the other's name."""
+def named(call: str, inner: str, remedies: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Word the errors of an inner function for a caller that has other arguments.
+
+    Args:
+        call: Name of the caller. It replaces the name of the inner function at the beginning of a message.
+        inner: Name of the inner function.
+        remedies: Sentence of the inner function -> what the user of the caller can do.
+    """
     try:
         yield
     except ValueError as error:
         message = str(error)
         if message.startswith((f"{inner}:", f"{inner} ", f"{inner}(")):
-            error.args = (f"{call}{message.removeprefix(inner)}",)
+            message = f"{call}{message.removeprefix(inner)}"
+        error.args = (reworded(message, remedies),)
         raise
 
 
+def reworded(message: str, remedies: Mapping[str, str]) -> str:
+    """Return a message with the sentences of another caller.
+
+    Examples:
+        >>> reworded("No items. Pass a gallery.", {"Pass a gallery.": "Pass bank=..."})
+        'No items. Pass bank=...'
+    """
+    for sentence, replacement in remedies.items():
+        message = message.replace(sentence, replacement)
+    return message
+
+
 def needs(call: str) -> str:
-    """Return the beginning of a sentence on what a call needs; several callbacks, `A and B`, need it together.
+    """Return the beginning of a sentence on what a call, or several callbacks `A and B`, need.
 
     Examples:
         >>> needs("knn_accuracy"), needs("KnnMonitor and ProbeMonitor")
@@ -265,23 +287,23 @@ def needs(call: str) -> str:
 
 
 def as_floats(code: str, dtype: torch.dtype) -> str:
-    """Return the sentence on how to make floating-point numbers of a matrix, which keeps both parts of complex ones."""
+    """Return a sentence on how to convert a matrix to floating-point numbers, with both parts of complex numbers."""
     if dtype.is_complex:
         return f"Pass torch.view_as_real({code}).flatten(1), the real and imaginary parts."
     return f"Pass {code}.float()."
 
 
 def matrix_from(code: str, ndim: int) -> str:
-    """Return the sentence on how to make a matrix of a tensor with this number of dimensions."""
+    """Return a sentence on how to make a matrix of a tensor with this number of dimensions."""
     if ndim == 1:
-        return f"For a single item pass {code}[None]; for items of one number each {code}[:, None]."
+        return f"For a single item, pass {code}[None]. For items of one number each, pass {code}[:, None]."
     if ndim > 2:
-        return f"Flatten what belongs to one item: {code}.flatten(1)."
+        return f"Flatten each item: {code}.flatten(1)."
     return "Pass a matrix."
 
 
 def refuse_unknown(call: str, name: str, value: Any, known: Any, fix: str) -> None:
-    """Refuse a setting that is none of the choices of a `Literal`.
+    """Refuse a setting that is not one of the choices of a `Literal`.
 
     Args:
         call: The public function, for messages.
@@ -291,18 +313,20 @@ def refuse_unknown(call: str, name: str, value: Any, known: Any, fix: str) -> No
         fix: A sentence on what to pass instead.
     """
     if value not in get_args(known):
-        raise InputError(f"{call}: there is no {name}={value!r}. {fix}")
+        raise InputError(f"{call}: {name}={value!r} does not exist. {fix}")
 
 
 def check_seed(call: str, name: str, seed: Any) -> int:
-    """Return a seed as an integer of the 64 bits that PyTorch's generators take.
+    """Return a seed as a 64-bit integer, as PyTorch's generators need it.
 
     Raises:
-        ValueError: With the range.
+        ValueError: If the seed is out of range.
     """
     is_whole = hasattr(seed, "__index__") and not isinstance(seed, bool)
     if not is_whole or not -(2**63) <= seed.__index__() < 2**64:
-        raise InputError(f"{call}: {name}={seed!r} must be a whole number, such as 0, from -2**63 to 2**64 - 1.")
+        raise InputError(
+            f"{call}: {name}={seed!r} is not a whole number from -2**63 to 2**64 - 1. Pass a seed such as 0."
+        )
     return int(seed.__index__())
 
 
@@ -314,24 +338,24 @@ def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str
         items: Number of all rows.
         name: Name of the argument, for messages.
         call: The public function, for messages.
-        where: Which file holds the first of them.
-        code: See `check_matrix`.
+        where: Location of the first row in files.
+        code: Code that makes a tensor of the argument, for messages.
     """
     if len(rows):
         code = code or name
         raise InputError(
-            f"{call}: {len(rows)} of {counted(items, 'row')} of {name} {verb(len(rows), 'holds', 'hold')} NaN or Inf, "
-            f"the first at index {int(rows[0])}{where}. Find the step that made them (a diverged loss, a division by a "
-            f"zero norm, float16 overflow), or drop them: keep = {code}.isfinite().all(dim=1), then {code}[keep], and "
-            "the same items of the other arguments."
+            f"{call}: {len(rows)} of {counted(items, 'row')} of {name} {verb(len(rows), 'contains', 'contain')} NaN or Inf, "
+            f"the first at index {int(rows[0])}{where}. Find the cause (a diverged loss, a division by a zero norm, float16 "
+            f"overflow), or drop these rows: keep = {code}.isfinite().all(dim=1), then {code}[keep], and the same items of "
+            "the other arguments."
         )
 
 
 def non_finite_rows(embeddings: Tensor | StoredRows) -> Tensor:
     """Return the indices of rows with NaN or Inf, ascending.
 
-    Rows are searched in slices: one mask of the whole matrix would take a quarter of its memory. The sum of all numbers is
-    computed first, because it takes a third of the time and is finite only if all numbers are.
+    Rows are searched in slices, because a mask of the whole matrix would take a quarter of its memory. The sum of all
+    numbers is computed first. It takes a third of the time, and it is only finite if all numbers are.
     """
     if isinstance(embeddings, StoredRows):
         return torch.cat([chunk.start + non_finite_rows(rows) for chunk, rows in embeddings.chunks()])
@@ -343,7 +367,7 @@ def non_finite_rows(embeddings: Tensor | StoredRows) -> Tensor:
 
 
 def computable(vectors: Tensor) -> Tensor:
-    """Return rows that are contiguous in memory; half precision becomes float32, which holds all of its values."""
+    """Return contiguous rows; half precision becomes float32, without loss."""
     if vectors.dtype not in (torch.float32, torch.float64):
         vectors = vectors.float()
     return vectors.contiguous()
@@ -356,7 +380,7 @@ def signs(codes: Tensor, name: str, call: str, code: str | None = None) -> Int[T
         codes: (items, bits) of {0, 1}, {-1, +1} or booleans, of any dtype.
         name: Name of the argument, for messages.
         call: The public function, for messages.
-        code: See `check_matrix`.
+        code: Code that makes a tensor of the argument, for messages.
 
     Raises:
         ValueError: For another shape, or other values.
@@ -364,18 +388,20 @@ def signs(codes: Tensor, name: str, call: str, code: str | None = None) -> Int[T
     code = code or name
     if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:
         raise InputError(
-            f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
+            f"{call}: {name} have shape {tuple(codes.shape)}. Pass codes of shape (items, bits), with at least one of each."
         )
     codes = codes.detach().cpu()
     is_one = codes == 1
     is_zero = codes == 0
-    # In unsigned bytes, torch takes 255 for -1.
+    # In unsigned bytes, torch compares 255 as equal to -1.
     is_minus_one = torch.zeros_like(is_zero) if codes.dtype == torch.uint8 else codes == -1
     other_values = codes[~(is_one | is_zero | is_minus_one)]
     if len(other_values):
         _refuse_other_values(codes, other_values, name, call, code)
     if bool(is_zero.any()) and bool(is_minus_one.any()):
-        raise InputError(f"{call}: {name} hold -1 and 0; binary codes hold -1 and +1, or 0 and 1. Pass {code} > 0.")
+        raise InputError(
+            f"{call}: {name} contain -1 and 0, but binary codes contain -1 and +1, or 0 and 1. Pass {code} > 0."
+        )
     return is_one.to(torch.int8).mul_(2).sub_(1)
 
 

@@ -1,4 +1,4 @@
-"""`class_subset`: classes of a set, and items of each class, drawn with a seed."""
+"""`class_subset`: a seeded random subset of the classes of a set, and of the items of each class."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def class_subset(
     items_per_class: int | None = None,
     seed: int = 0,
 ) -> Int[Tensor, "chosen"]:
-    """Draw classes at random, and items of each, without replacement.
+    """Return the items of randomly drawn classes, or a random subset of them, without replacement.
 
-    Which classes are drawn depends only on the set of labels and the seed. A smaller number of classes draws a subset
-    of those that a larger number draws. The same holds for the items of each class, whose draw also depends on the
-    order of the data.
+    The drawn classes only depend on the set of labels and the seed. With a smaller number of classes, you get a subset of
+    the classes that a larger number draws. The same is true for the items of each class, but they also depend on the order
+    of the data.
 
     Args:
-        labels: Label of each item, any integers or strings: a tensor, array or list.
-        classes: Number of classes, at least 1; by default, or if there are fewer, all.
-        items_per_class: Number of items of each class, at least 1; by default, or if a class has fewer, all.
+        labels: Label of each item, integers or strings, as a tensor, array or list.
+        classes: Number of classes, at least 1. The default is all classes, also if there are fewer.
+        items_per_class: Number of items per class, at least 1. The default is all items, also if a class has fewer.
         seed: Seed of the draw.
 
     Returns:
@@ -47,7 +47,7 @@ def class_subset(
     """
     for name, limit in (("classes", classes), ("items_per_class", items_per_class)):
         if limit is not None and limit < 1:
-            raise InputError(f"class_subset: {name}={limit} must be at least 1; None takes all.")
+            raise InputError(f"class_subset: {name}={limit} must be at least 1. Pass None to take all.")
     codes = as_labels(labels, "labels", "class_subset").codes.cpu()
     generator = torch.Generator().manual_seed(check_seed("class_subset", "seed", seed))
     distinct, class_of_item = codes.unique(return_inverse=True)
@@ -60,7 +60,7 @@ def class_subset(
 
 
 def _positions_in_class(class_of_item: Int[Tensor, "items"], generator: torch.Generator) -> Int[Tensor, "items"]:
-    """Return the position of each item, from 0 on, in a random order of the items of its class."""
+    """Return the position of each item, from 0, in a random order of the items of its class."""
     shuffled = torch.randperm(len(class_of_item), generator=generator)
     # The sort is stable, so that the items of each class stay shuffled.
     by_class = shuffled[class_of_item[shuffled].argsort(stable=True)]

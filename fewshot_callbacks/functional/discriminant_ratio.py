@@ -1,15 +1,15 @@
-"""The discriminant ratio J: scatter between classes over scatter within classes, from the traces alone.
+"""The discriminant ratio J: scatter between classes over scatter within classes, computed from traces.
 
 J = Tr(S_B) / (Tr(S_W) + eps Tr(S_T)) with Tr(S_W) = sum over items of |E_i - mu_class|^2, Tr(S_B) = sum over classes of
 n_c |mu_c - mu|^2 and Tr(S_T) = Tr(S_B) + Tr(S_W) (Fisher's criterion; K. Fukunaga, "Introduction to Statistical Pattern
-Recognition", 1990, chapter 10). J (N - C) / (C - 1) is the index of Calinski and Harabasz (1974). Only the traces are
-formed, never the d x d matrices: O(B d) time and memory.
+Recognition", 1990, chapter 10). J (N - C) / (C - 1) is the index of Calinski and Harabasz (1974). The d x d matrices are
+never computed, only their traces, so time and memory are O(B d).
 
-Numerics. Each class is measured relative to one of its own items, its origin. A common offset cancels in E_i - origin,
-whose rounding error is relative to the diameter of the class, and an outlier in one class does not affect the others.
-Any item can serve as the origin; the choice, and therefore the order of the items, changes only the last digits. All
-computation is in float64, which holds the squares of narrower types; float64 embeddings are scaled before they are
-squared, and may be as large as 1e300.
+Numerics. Each class is measured relative to one of its own items, its origin. A common offset cancels in E_i - origin. The
+rounding error of this difference is relative to the diameter of the class, so an outlier in one class does not affect
+other classes. Any item can be the origin. The choice, and so the order of the items, only changes the last digits. All
+computations are in float64, which can represent the squares of narrower types. float64 embeddings are scaled before they
+are squared, and may be as large as 1e300.
 """
 
 from __future__ import annotations
@@ -29,35 +29,37 @@ from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._labels import Labels, as_labels, encode, join, on_cpu
 from fewshot_callbacks.functional._reading import as_floats, as_tensor, matrix_from, tensor_code
 
-# The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14.
+# This default keeps J finite in float32 (at most 1e30) and does not change any digit of a J below 1e14.
 EPS = 1e-30
-# Rows of a whole set that are converted to float64 at a time.
+# Number of rows that are converted to float64 at a time.
 ROWS_AT_ONCE = 4096
 
 
 def discriminant_ratio(
     embeddings: Any, labels: Any, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
 ) -> Float[Tensor, ""]:
-    """Return J of one batch, on the device of the embeddings and without waiting for the device.
+    """Return J of a batch: the scatter between classes over the scatter within classes. Larger is better separated.
+
+    The result is on the device of the embeddings, and the call does not wait for the device. The module docstring has the
+    formula and its source.
 
     Args:
-        embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
-        labels: (items,) integers of any value, on the same device if they are a tensor, or strings.
-        eps: Share of the total scatter Tr(S_T) that is added to the scatter within classes. J is at most 1 / eps, which
-            it reaches where each class is a single point. Because eps is relative to the scatter, J does not depend on
-            the scale of the embeddings.
-        normalize: Scale each embedding to length 1 first. J does not change when all embeddings are multiplied by one
-            number, but it does change under normalisation.
-        skip_singletons: Leave out classes with a single item, which add scatter between classes but none within classes.
+        embeddings: (items, dim), any floating dtype. The computation is in float64 (in float32 on MPS, which has no
+            float64).
+        labels: (items,) integers of any value, or strings. A tensor must be on the same device.
+        eps: Share of the total scatter Tr(S_T) that is added to the scatter within classes. J is at most 1 / eps, if all
+            items of each class are equal. eps is relative to the scatter, so J does not depend on the scale of the
+            embeddings.
+        normalize: Scale each embedding to length 1 first. This changes J, unlike a common scale of all embeddings.
+        skip_singletons: Leave out classes with a single item. They add scatter between classes, but none within classes.
 
     Returns:
-        A scalar on the same device, in [0, 1 / eps], without a gradient; larger means better separated classes. NaN
-        where J is undefined: every class has one item, the batch is empty, or all embeddings are equal (0 / 0). float64
-        for float64 embeddings, else float32.
+        A scalar on the same device, in [0, 1 / eps], without a gradient. NaN if J is undefined: every class has one item,
+        the batch is empty, or all embeddings are equal (0 / 0). The dtype is float64 for float64 embeddings, else float32.
 
     Raises:
-        ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item. Values are
-            not checked, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
+        ValueError: If embeddings are not (items, dim), or if labels are not one integer or string per item. Values are not
+            checked, because that would wait for the device. NaN or Inf in the embeddings makes J NaN.
 
     Examples:
         >>> import torch
@@ -79,14 +81,14 @@ def batch_ratios(
     skip_singletons: bool = False,
     call: str = "batch_ratios",
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return J and the variance ratio of one batch, from one computation; see `discriminant_ratio` and `variance_ratio`.
+    """Return J and the variance ratio of one batch, from one computation.
 
     Args:
-        embeddings: See `discriminant_ratio`.
-        labels: See `discriminant_ratio`.
-        eps: See `discriminant_ratio`.
-        normalize: See `discriminant_ratio`.
-        skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
+        embeddings: (items, dim), any floating dtype.
+        labels: (items,) integers or strings.
+        eps: Share of the total scatter that is added to the scatter within classes, for J.
+        normalize: Scale each embedding to length 1 first.
+        skip_singletons: Leave out classes with a single item, for J. The variance ratio is correct with them.
         call: The public function, for messages.
     """
     rows, item_labels = read_batch(embeddings, labels, call)
@@ -104,9 +106,10 @@ def batch_ratios(
 
 
 def _suits_kernel(rows: Tensor) -> bool:
-    """Return whether the compiled loops can be used: not for float64, whose squares may overflow.
+    """Return whether the compiled kernel can be used.
 
-    Nor for tensors that hold no values, as in a compiled graph, or that are on a device.
+    It cannot be used for float64, because squares may overflow; for tensors without values, as in a compiled graph; or for
+    tensors on an accelerator.
     """
     holds_values = type(rows) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     return holds_values and rows.device.type == "cpu" and rows.dtype != torch.float64
@@ -116,7 +119,7 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Lab
     """Return embeddings without a gradient, and their labels.
 
     Raises:
-        ValueError: If shapes or types do not fit. Values are not checked, since that would wait for the device.
+        ValueError: If shapes or types do not fit. Values are not checked, because that would wait for the device.
     """
     code = tensor_code("embeddings", embeddings)
     embeddings = as_tensor(embeddings, "embeddings", function)
@@ -129,26 +132,26 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Lab
         )
     if len(item_labels) != len(embeddings):
         raise InputError(
-            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(item_labels)} labels. "
-            "Both must come from the same items in the same order."
+            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(item_labels)} labels. Pass "
+            "the labels of the same items in the same order."
         )
     return embeddings, item_labels
 
 
 @dataclass(frozen=True)
 class BatchScatter:
-    """The sums of one batch that J and the variance ratio are made of, in PyTorch operations.
+    """The sums of one batch from which J and the variance ratio are computed, in PyTorch operations.
 
-    No size depends on values, so that nothing waits for a device.
+    No shape depends on values, so nothing waits for the device.
     """
 
     items: Float[Tensor, "items dim"]
     deviations: Float[Tensor, "items dim"]
     """each item minus the mean of its class"""
     offset: Float[Tensor, "items dim"]
-    """mean minus origin of a class, in the row of its origin; 0 in other rows"""
+    """mean minus origin of each class, in the row of its origin; 0 in other rows"""
     count: Float[Tensor, "items"]
-    """items of a class, in the row of its origin; 0 in other rows"""
+    """number of items of each class, in the row of its origin; 0 in other rows"""
     embedding_dtype: torch.dtype
     """dtype of the embeddings"""
 
@@ -170,36 +173,36 @@ class BatchScatter:
         return torch.promote_types(self.embedding_dtype, torch.float32)
 
     def discriminant_ratio(self, *, eps: float, skip_singletons: bool) -> Float[Tensor, ""]:
-        """Return J (see `discriminant_ratio`)."""
+        """Return J; NaN if it is undefined (see the function `discriminant_ratio`)."""
         if self.items.numel() == 0:
             return self.items.new_full((), torch.nan, dtype=self.dtype)
         if skip_singletons:
-            # A class of one item has no scatter within, and must not move the centre.
+            # A class of one item has no scatter within, so it must not move the centre either.
             between, within = self._lengths(self.count * (self.count > 1))
         else:
             between, within = self.lengths
         return torch.where(self.count.max() <= 1, torch.nan, _ratio(between, within, eps)).to(self.dtype)
 
     def variance_ratio(self) -> Float[Tensor, ""]:
-        """Return the variance ratio (see `variance_ratio`)."""
+        """Return the variance ratio; NaN if it is undefined (see the function `variance_ratio`)."""
         if self.items.numel() == 0:
             return self.items.new_full((), torch.nan, dtype=self.dtype)
         between, within = self.lengths
         items = len(self.items)
         classes = self.count.count_nonzero().to(self.count)  # a float: integers divide to float32
         ratio = estimated_ratio((between / within).square(), items, classes, self.count.square().sum())
-        # Not `within != 0`: beside a class 1e300 away the scatter within may underflow. Items with NaN or Inf stay NaN.
+        # Not `within != 0`: if a class is 1e300 away, the scatter within may underflow. NaN and Inf still give NaN.
         is_defined = (classes > 1) & (classes < items) & (self.deviations != 0).any()
         return torch.where(is_defined, ratio, torch.nan).to(self.dtype)
 
     @cached_property
     def lengths(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Square roots of the scatter between and within classes, on one scale. Computed once for both ratios."""
+        """Square roots of the scatter between and within classes, on one scale. Both ratios use them."""
         return self._lengths(self.count)
 
     def _lengths(self, count: Float[Tensor, "items"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the same of the classes whose `count` is not 0."""
-        # Means are relative to that of a class that takes part: beside an outlier that does not, others would lose digits.
+        """Return the same for the classes with `count` > 0."""
+        # Means are relative to a class that takes part. Relative to an outlier that does not, they would lose digits.
         reference = count.argmax().view(1)
         means = (self.items - self.items[reference]).add_(self.offset).sub_(self.offset[reference])
         means -= (count / count.sum()) @ means
@@ -207,7 +210,7 @@ class BatchScatter:
         deviations = self.deviations
         if (
             self.items.dtype == self.embedding_dtype
-        ):  # squares may overflow or underflow; those of narrower dtypes cannot
+        ):  # squares may overflow or underflow; the squares of narrower dtypes cannot
             largest = [torch.linalg.vector_norm(rows, ord=torch.inf) for rows in (deviations, means)]
             scale = torch.stack(largest).max()
             scale = scale.where(scale > 0, 1)
@@ -217,7 +220,7 @@ class BatchScatter:
 
 
 def _origins(labels: Shaped[Tensor, "items"]) -> Int[Tensor, "items"]:
-    """Return the first item of each item's class, without `unique`, which would wait for the device."""
+    """Return the first item of the class of each item, without `unique`, which would wait for the device."""
     if labels.dtype == torch.bool:
         labels = labels.long()
     ordered, order = labels.sort(stable=True)
@@ -248,7 +251,7 @@ def _lengths(rows: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:
 
 
 def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-    """Return each row scaled to length 1, however small or large it is; a row of zeros stays as it is."""
+    """Return each row scaled to length 1, however small or large it is; a zero row stays zero."""
     largest = torch.linalg.vector_norm(items, ord=torch.inf, dim=1, keepdim=True)
     scaled = items / largest.where(largest > 0, 1)
     unit_vectors: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1)
@@ -257,11 +260,11 @@ def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
 
 @dataclass(frozen=True)
 class ClassMoments:
-    """The moments of a set of items that J is computed from: for each class the count, the mean and the scatter around it.
+    """The moments of a set from which J is computed: the count, the mean and the scatter of each class.
 
     Moments of disjoint sets can be merged in any order (Chan, Golub and LeVeque, "Updating formulae and a pairwise
-    algorithm for computing sample variances", 1979), so that J of a set can be computed in one pass over its batches,
-    or over the shards of several processes.
+    algorithm for computing sample variances", 1979). So J of a set can be computed in one pass over its batches, or from
+    the shards of several processes.
 
     Examples:
         >>> import torch
@@ -272,10 +275,10 @@ class ClassMoments:
     """
 
     labels: Labels
-    """of the classes, as they were given, ascending, on the CPU"""
+    """label of each class, as it was passed, ascending, on the CPU"""
     counts: Int[Tensor, "classes"]
     origins: Float[Tensor, "classes dim"]
-    """float64; an item of each class, from which its mean is measured, so that no offset costs a digit"""
+    """float64; an item of each class. Its mean is stored relative to this item, so that an offset costs no digits"""
     offsets: Float[Tensor, "classes dim"]
     """float64; mean minus origin"""
     spread: Float[Tensor, "classes"]
@@ -305,7 +308,7 @@ class ClassMoments:
             labels: (items,) integers of any value, or strings.
 
         Raises:
-            ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item.
+            ValueError: If embeddings are not (items, dim), or if labels are not one integer or string per item.
         """
         rows, item_labels = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()
@@ -322,7 +325,7 @@ class ClassMoments:
         return cls(on_cpu(classes), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
-        """Return the moments of the union of two disjoint sets, whose labels have one form."""
+        """Return the moments of the union of two disjoint sets; both have integer labels, or both have strings."""
         labels, row = join("ClassMoments.merge", [self.labels, other.labels]).distinct()
         own_rows, other_rows = row.to(self.counts.device).split([len(self.labels), len(other.labels)])
 
@@ -333,11 +336,11 @@ class ClassMoments:
         other_counts = placed(other.counts, other_rows)
         share = other_counts.double() / (counts + other_counts)
         other_origins = placed(other.origins, other_rows)
-        # the origin of the other set for the classes that only it has
+        # classes that only the other set has keep its origin
         origins = other_origins.index_copy(0, own_rows, self.origins)
         offsets = placed(self.offsets, own_rows)
-        # From the mean of one set to that of the other. Where one set has no item of a class, its share is 0 or 1, and the
-        # moments of the other stay as they are.
+        # From the mean of this set to the mean of the other set. If one set has no item of a class, the share is 0 or
+        # 1, and the moments of the set that has it do not change.
         step = (other_origins - origins) + (placed(other.offsets, other_rows) - offsets)
         between = _lengths(step) * (share * counts).sqrt()
         spreads = torch.stack([placed(self.spread, own_rows), placed(other.spread, other_rows), between], dim=1)
@@ -350,10 +353,10 @@ class ClassMoments:
         )
 
     def shared(self, processes: Processes) -> ClassMoments:
-        """Return the merged moments of all processes, for some of the classes: each class is in one process. Collective.
+        """Return merged moments of all processes, for the classes that this process owns. *Collective*.
 
-        A process without items passes moments of the same dimension and no class. What is returned has codes for labels, on
-        which all processes agree.
+        Each class has one owner. A process without items passes moments of the same dimension without classes. The labels of
+        the result are codes that all processes agree on.
         """
         [codes], _ = encode("ClassMoments.shared", {"labels": self.labels}, processes)
         coded = replace(self, labels=Labels(codes))
@@ -370,31 +373,31 @@ class ClassMoments:
         return moments
 
     def _of(self, mask: Bool[Tensor, "classes"]) -> ClassMoments:
-        """Return the moments of the classes that a mask chooses."""
+        """Return the moments of the classes in a mask."""
         return ClassMoments(self.labels[mask], *(tensor[mask] for tensor in self.values()))
 
     def values(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return all fields but the labels, in the order of the constructor."""
+        """Return all fields except the labels, in the order of the constructor."""
         return self.counts, self.origins, self.offsets, self.spread
 
     def discriminant_ratio(
         self, *, eps: float = EPS, skip_singletons: bool = False, processes: Processes = ALONE
     ) -> Float[Tensor, ""]:
-        """Return J of the whole set; NaN where it is undefined (see `discriminant_ratio`). Collective.
+        """Return J of the whole set; NaN if it is undefined. *Collective*.
 
         Args:
-            eps: See `discriminant_ratio`.
-            skip_singletons: See `discriminant_ratio`.
-            processes: The processes that hold the other classes of the set (see `shared`).
+            eps: Share of the total scatter that is added to the scatter within classes.
+            skip_singletons: Leave out classes with a single item.
+            processes: The processes that own the other classes of the set (see `shared`).
         """
         return self.class_scatter(skip_singletons=skip_singletons, processes=processes).discriminant_ratio(eps=eps)
 
     def class_scatter(self, *, skip_singletons: bool = False, processes: Processes = ALONE) -> ClassScatter:
-        """Return the count, the distance to the centre and the spread of each class of all processes. Collective.
+        """Return the count, the distance to the centre and the spread of each class of all processes. *Collective*.
 
         Args:
             skip_singletons: Leave out classes with a single item.
-            processes: The processes that hold the other classes of the set (see `shared`).
+            processes: The processes that own the other classes of the set (see `shared`).
         """
         moments = self._of(self.counts > (1 if skip_singletons else 0))
         counts = moments.counts.double()
@@ -412,16 +415,16 @@ class ClassMoments:
 
 @dataclass(frozen=True)
 class ClassScatter:
-    """Counts, distances and spread of all classes of a set, for J and the variance ratio; equal in every process."""
+    """Counts, distances and spread of all classes of a set, for J and the variance ratio; the same in every process."""
 
     counts: Float[Tensor, "classes"]
     distances: Float[Tensor, "classes"]
-    """distance of the mean of a class to the mean of all items"""
+    """distance of the mean of each class to the mean of all items"""
     spread: Float[Tensor, "classes"]
     """square root of the scatter of each class"""
 
     def discriminant_ratio(self, *, eps: float = EPS) -> Float[Tensor, ""]:
-        """Return J of the whole set; NaN where it is undefined."""
+        """Return J of the whole set; NaN if it is undefined."""
         if len(self.counts) == 0 or self.counts.max() <= 1:
             return self.counts.new_full((), torch.nan)
         return _ratio(_lengths(self.counts.sqrt() * self.distances), _lengths(self.spread), eps)
@@ -430,7 +433,7 @@ class ClassScatter:
 def moments_of_set(
     embeddings: Float[Tensor, "items dim"], labels: Labels, *, normalize: bool = False
 ) -> ClassMoments | None:
-    """Return the moments of a whole set, of which a part at a time is converted to float64; None without items.
+    """Return the moments of a whole set, converted to float64 in parts; None without items.
 
     Args:
         embeddings: Any floating dtype.
@@ -454,16 +457,16 @@ def moments_of_set(
 def ratio_of_set(
     mine: ClassMoments | None, processes: Processes = ALONE, *, eps: float = EPS, skip_singletons: bool = False
 ) -> tuple[float, ClassScatter]:
-    """Return J of the items of all processes, and the scatter of all their classes. Collective.
+    """Return J of the items of all processes, and the scatter of all their classes. *Collective*.
 
     Args:
         mine: Moments of the items of this process; None if it has none.
-        processes: All processes that hold a part of the set.
+        processes: All processes with a part of the set.
         eps: Share of the total scatter that is added to the scatter within classes.
         skip_singletons: Leave classes with a single item out of J.
 
     Raises:
-        ValueError: Where J is undefined, with the reason.
+        ValueError: If J is undefined; the message has the reason.
 
     Examples:
         >>> moments = ClassMoments.of(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 2.0], [4.0, 2.0]]), [0, 1, 0, 1])
@@ -480,8 +483,8 @@ def ratio_of_set(
         for rank, dim_of_rank in dims.items():
             if dim_of_rank != dim:
                 raise InputError(
-                    f"ratio_of_set: embeddings have dimension {dim} in process {first}, {dim_of_rank} in process "
-                    f"{rank}. All must come from the same model."
+                    f"ratio_of_set: embeddings have dimension {dim} in process {first}, but {dim_of_rank} in process "
+                    f"{rank}. Pass embeddings of the same model in all processes."
                 )
         moments = (ClassMoments.nothing(dim) if mine is None else mine).shared(processes)
         scatter = moments.class_scatter(processes=processes)
@@ -495,7 +498,7 @@ def ratio_of_set(
         return value, scatter
     if scatter.counts.max() == 1:
         raise InputError(
-            f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: validate on a "
-            "set with several items of each class."
+            f"Each of the {len(scatter.counts)} classes has one item, but J compares items of the same class. Validate on a "
+            "set with several items per class."
         )
     raise InputError("All embeddings are equal: the model has collapsed.")

@@ -1,4 +1,4 @@
-"""How a training step moves the embeddings of an episode: the measures of the distance-ratio paper, and their history."""
+"""How an optimiser step moves the embeddings of an episode: the measures of the distance-ratio paper, and a history."""
 
 from __future__ import annotations
 
@@ -23,31 +23,30 @@ from fewshot_callbacks.functional.episodes import split_episodes
 from fewshot_callbacks.system.words import counted
 
 Centering = Literal["points", "coordinates"]
-"""What is subtracted from each embedding before alpha and phi are taken: `"points"`: the average embedding, as the text
-of the paper says; `"coordinates"`: the mean of the embedding's own coordinates, as the authors' published program does."""
+"""What is subtracted from each embedding before alpha and phi are computed. `"points"` is the average embedding, as in the
+text of the paper. `"coordinates"` is the mean of the embedding's own coordinates, as in the authors' published program."""
 
-# Added to squared distances, so that a query on its prototype gives a finite ratio.
+# Added to squared distances, so that a query that equals its prototype has a finite ratio.
 EPSILON = 1e-10
-# The measures of a step that has none.
+# The measures of a step if all of them are undefined.
 NOTHING = (math.nan,) * 4
-# With a smaller scale the embeddings collapsed, or turned around, in one step.
+# With a smaller scale, the step collapsed or reversed the embeddings.
 LEAST_ALPHA = 1e-6
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class StepDynamics:
-    """How the embeddings of one episode moved in one optimiser step.
+    """The result of `training_dynamics`: how the embeddings of one episode moved in one optimiser step.
 
     Attributes:
         alpha: The scale that best explains the new embeddings by the old ones, `<X_o, X_n> / |X_o|^2`.
-        norm_ratio: Phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space; at 1 it
-            did not rescale the space at all.
-        psi_con: Geometric mean over queries of (new / old) distance to the prototype of their class.
-        psi_div: Geometric mean over queries and other classes of (new / old) distance to the prototypes of these.
-        undefined: The reasons why values are NaN; empty if none is.
-
-    All other fields are NaN where they are undefined.
+        norm_ratio: Phi, `|X_n - alpha X_o| / |X_n - X_o|`, in [0, 1]. Near 0, the step only rescaled the space. At 1, it
+            did not rescale the space.
+        psi_con: Geometric mean over the queries of the ratio (new / old) of the distances to the own prototype.
+        psi_div: Geometric mean over the queries and the other classes of the ratio (new / old) of the distances to the
+            prototypes of the other classes.
+        undefined: Reasons why values are NaN; empty if no value is NaN.
 
     Examples:
         >>> step = StepDynamics(alpha=1.25, norm_ratio=0.5, psi_con=1.0, psi_div=1.25)
@@ -63,22 +62,22 @@ class StepDynamics:
 
     @property
     def con_alpha(self) -> float:
-        """`psi_con / alpha`; below 1 queries came closer to their class than the scale alone explains."""
+        """`psi_con / alpha`. Below 1, queries came closer to their class than the scale explains."""
         return self.psi_con / self._scale
 
     @property
     def div_alpha(self) -> float:
-        """`psi_div / alpha`; above 1 queries went further from the other classes than the scale alone explains."""
+        """`psi_div / alpha`. Above 1, queries moved further from the other classes than the scale explains."""
         return self.psi_div / self._scale
 
     @property
     def con_div(self) -> float:
-        """`psi_con / psi_div`; below 1 queries came closer to their class relative to the others."""
+        """`psi_con / psi_div`. Below 1, queries came closer to their class relative to the other classes."""
         return self.psi_con / self.psi_div
 
     @property
     def _scale(self) -> float:
-        """Alpha as a divisor; NaN if it is too small for one."""
+        """Alpha, or NaN if it is too small to divide by."""
         return self.alpha if self.alpha >= LEAST_ALPHA else math.nan
 
 
@@ -91,33 +90,33 @@ def training_dynamics(
     episodes: int = 1,
     centering: Centering = "points",
 ) -> StepDynamics:
-    """Return measures of the effect of an optimiser step on the embeddings of an episode.
+    """Return measures of how an optimiser step moved the embeddings of an episode.
 
     Args:
-        before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
-            class are its support.
-        after: Embeddings of the same rows right after the step.
-        labels: The class of each row, any integers or strings.
-        shots: Number of support rows of each class.
-        episodes: Number of consecutive episodes in the rows; alpha and phi are computed over all rows.
-        centering: What is subtracted from each embedding before alpha and phi are computed: `"points"` subtracts the
-            average embedding, as the text of the paper says; `"coordinates"` the mean of the embedding's own
-            coordinates, as the authors' published program does. Distances between embeddings do not depend on it.
+        before: (rows, dim) embeddings of all support and query images before the step. The first `shots` rows of each class
+            are its support.
+        after: (rows, dim) embeddings of the same rows after the step.
+        labels: (rows,) integers or strings, the class of each row.
+        shots: Number of support rows per class.
+        episodes: Number of consecutive episodes in the rows. Alpha and phi are computed over all rows.
+        centering: What is subtracted from each embedding before alpha and phi are computed. `"points"` subtracts the
+            average embedding, as in the text of the paper. `"coordinates"` subtracts the mean of the embedding's own
+            coordinates, as in the authors' published program. Distances between embeddings do not depend on it.
 
     Returns:
-        The measures, computed in float64. Distances are to the means of the support, even if the loss represents a
-        class differently. Where a value is NaN, `undefined` gives the reason: no embedding moved, or a value is not
-        finite (all measures); the embeddings were a single point before the step, all of them or those of an episode
-        (the ratios); alpha is 0 or less (the ratios to alpha); there is only one class (psi_div).
+        The measures, computed in float64. Distances are to the means of the support, even if your loss represents a class
+        differently. If a value is NaN, `undefined` has the reason. All measures are NaN if no embedding moved, or if an
+        embedding is not finite. The ratios are NaN if the embeddings of an episode were one point before the step. The
+        ratios to alpha are NaN if alpha is at most 0. `psi_div` is NaN if there is only one class.
 
     Raises:
-        ValueError: If before and after have different shapes, or the rows do not form episodes.
+        ValueError: If `before` and `after` have different shapes, or if the rows do not form episodes.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
 
     Examples:
-        A step that doubles the space, and nothing else:
+        A step that only doubles the scale:
 
         >>> import torch
         >>> before, labels = torch.randn(12, 8), torch.arange(4).repeat(3)
@@ -130,8 +129,8 @@ def training_dynamics(
     after = as_tensor(after, "after", call)
     if before.shape != after.shape:
         raise InputError(
-            f"training_dynamics compares the same rows before and after a step; got shapes {tuple(before.shape)} and "
-            f"{tuple(after.shape)}. Embed one batch twice."
+            f"training_dynamics compares the same rows before and after a step, but got shapes {tuple(before.shape)} and "
+            f"{tuple(after.shape)}. Embed the same batch twice."
         )
     check_centering(centering, "training_dynamics")
     before = _exact(before)
@@ -145,9 +144,9 @@ def training_dynamics(
     x_old = before - before.mean(dim=dim, keepdim=True)
     x_new = after - after.mean(dim=dim, keepdim=True)
     moved = torch.linalg.vector_norm(x_new - x_old)
-    if moved == 0:  # no step, which is neither good nor bad
+    if moved == 0:
         return StepDynamics(*NOTHING, ("the step moved no embedding, so there is nothing to measure",))
-    # The rows themselves are compared: a mean may round, so that equal rows differ from it.
+    # Rows are compared with each other, not with their mean, because the mean of equal rows may be rounded.
     collapsed = bool((before == before[:1]).all())
     alpha = math.nan if collapsed else _alpha(x_old, x_new)
     undefined = _why_alpha_is_undefined(alpha)
@@ -160,7 +159,7 @@ def training_dynamics(
         psi_con = psi_div = math.nan
         undefined.append(
             f"all embeddings of {without_distances} of {counted(episodes, 'episode')} were one point before the step "
-            f"(collapsed), so the distances have nothing to be compared with"
+            f"(collapsed), so there are no earlier distances to compare with"
         )
     if old_distances.shape[1] == 1:
         undefined.append("the episode has one class, so there is no distance to another class")
@@ -168,13 +167,13 @@ def training_dynamics(
 
 
 def _alpha(x_old: Float[Tensor, "rows dim"], x_new: Float[Tensor, "rows dim"]) -> float:
-    """Return the scale that best explains the new embeddings by the old ones; NaN if these are all zero."""
+    """Return the scale that best explains the new embeddings by the old ones; NaN if the old ones are all zero."""
     norm = x_old.square().sum()
     return float((x_old * x_new).sum() / norm) if norm > 0 else math.nan
 
 
 def _why_alpha_is_undefined(alpha: float) -> list[str]:
-    """Return the reason why alpha or the ratios to alpha are NaN; empty if they are not."""
+    """Return the reason why alpha or the ratios to alpha are NaN; an empty list if they are not."""
     if math.isnan(alpha):
         return ["all embeddings were one point before the step (collapsed), so the scale alpha is undefined"]
     if alpha < LEAST_ALPHA:
@@ -185,7 +184,7 @@ def _why_alpha_is_undefined(alpha: float) -> list[str]:
 def _distance_ratios(
     old: Float[Tensor, "episodes ways queries ways"], new: Float[Tensor, "episodes ways queries ways"]
 ) -> tuple[float, float]:
-    """Return psi_con and psi_div, given squared distances of the queries to the prototypes before and after the step."""
+    """Return psi_con and psi_div, given squared distances of queries to prototypes before and after the step."""
     logs = 0.5 * (new.log() - old.log())
     ways = logs.shape[1]
     is_own_class = torch.eye(ways, dtype=torch.bool, device=logs.device)[:, None].expand(logs.shape[1:])
@@ -195,21 +194,21 @@ def _distance_ratios(
 
 
 def _episodes_without_distances(old: Float[Tensor, "episodes ways queries ways"]) -> int:
-    """Return the number of episodes that were one point: the ratios of their distances would be those of `EPSILON`."""
+    """Return the number of episodes that were one point. The ratios of their distances would only show `EPSILON`."""
     return int((old <= 2 * EPSILON).flatten(1).all(dim=1).sum())
 
 
 def check_centering(centering: str, owner: str) -> None:
-    """Raise an error of this owner for an unknown centering."""
+    """Refuse an unknown centering, with the name of the owner in the message."""
     fix = (
-        "Choose 'points', the average embedding (the text of the paper), or 'coordinates', each embedding's own mean (the "
-        "authors' program)."
+        "Choose 'points' to subtract the average embedding (the text of the paper), or 'coordinates' to subtract each "
+        "embedding's own mean (the authors' program)."
     )
     refuse_unknown(owner, "centering", centering, Centering, fix)
 
 
 def _exact(embeddings: Tensor) -> Tensor:
-    """Return embeddings in float64, without a gradient; on the CPU if their device is MPS, which has no float64."""
+    """Return embeddings in float64 without a gradient, on the CPU if they are on MPS, which has no float64."""
     embeddings = embeddings.detach()
     if embeddings.device.type == "mps":
         embeddings = embeddings.cpu()
@@ -217,7 +216,7 @@ def _exact(embeddings: Tensor) -> Tensor:
 
 
 def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: int) -> Tensor:
-    """Return squared distances, plus `EPSILON`, of each query to each prototype: (episodes, ways, queries, ways)."""
+    """Return squared distances plus `EPSILON` of queries to prototypes, of shape (episodes, ways, queries, ways)."""
     support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
     prototypes = support.mean(dim=2)  # (episodes, ways, dim)
     ways, queries = query.shape[1:3]
@@ -226,15 +225,15 @@ def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: i
 
 
 def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "chosen"], int, int]:
-    """Return the items of a batch that make one episode: equally many of each class that has more than `shots`.
+    """Return the items of a batch that form an episode: equally many per class, of the classes with more than `shots`.
 
     Args:
         labels: Labels of the batch, on the CPU.
-        shots: Support items of each class.
+        shots: Number of support items per class.
 
     Returns:
-        Indices of the items, ascending; the items of each class; the number of classes. All items of a batch with equally
-        many of each class, even if they are too few, which `training_dynamics` refuses.
+        Ascending indices of the items, the number of items per class, and the number of classes. If all classes have
+        equally many items, these are all items, even if `training_dynamics` refuses them because they are too few.
 
     Raises:
         ValueError: If fewer than two classes have more than `shots` items.
@@ -250,11 +249,11 @@ def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "c
     ways = int(is_large.sum())
     if ways < 2:
         raise InputError(
-            f"{ways} of the {len(counts)} classes of a batch have more than shots={shots} items, and two are needed. Train "
-            "with an EpisodicBatchSampler, or on larger batches of fewer classes."
+            f"{ways} of the {len(counts)} classes of a batch have more than shots={shots} items, but an episode needs "
+            "two such classes. Train with an EpisodicBatchSampler, or on larger batches of fewer classes."
         )
     size = int(counts[is_large].min())
-    order = classes.argsort(stable=True)  # by class, in the order of the batch
+    order = classes.argsort(stable=True)  # by class, then in the order of the batch
     class_of_item = classes[order]
     number_in_class = torch.arange(len(order), device=labels.device) - (counts.cumsum(0) - counts)[class_of_item]
     is_used = is_large[class_of_item] & (number_in_class < size)
@@ -262,7 +261,7 @@ def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "c
 
 
 FILE_FORMAT = 1
-# Fields of a step that a file holds; the others follow from them.
+# The fields of a step that a file contains. All other values follow from them.
 MEASURED = ("alpha", "norm_ratio", "psi_con", "psi_div")
 
 
@@ -271,12 +270,12 @@ class DynamicsHistory:
     """The measured steps of a run.
 
     Attributes:
-        steps: Numbers of the optimiser steps, counted from 1.
+        steps: Number of each optimiser step, from 1.
         measures: The measures of each step.
-        centering: The centring with which all of them were measured (see `training_dynamics`).
+        centering: The centring of all measurements (see `training_dynamics`).
 
     Raises:
-        ValueError: If the numbers of steps and measures differ.
+        ValueError: If the number of steps differs from the number of measures.
 
     Examples:
         >>> history = DynamicsHistory((100, 200), (StepDynamics(1.1, 0.9, 1.0, 1.2), StepDynamics(1.0, 0.8, 0.9, 1.1)))
@@ -291,8 +290,8 @@ class DynamicsHistory:
     def __post_init__(self) -> None:
         if len(self.steps) != len(self.measures):
             raise InputError(
-                f"{counted(len(self.steps), 'step')} came with {counted(len(self.measures), 'measure')}. Pass one for "
-                "each step."
+                f"DynamicsHistory: there are {counted(len(self.steps), 'step')}, but "
+                f"{counted(len(self.measures), 'measure')}. Pass one measure per step."
             )
 
     def __len__(self) -> int:
@@ -302,18 +301,18 @@ class DynamicsHistory:
         return iter(zip(self.steps, self.measures, strict=True))
 
     def values(self, name: str) -> Float[Tensor, "steps"]:
-        """Return one measure of all steps.
+        """Return one measure for all steps.
 
         Args:
             name: A field or property of `StepDynamics`.
 
         Returns:
-            (steps,) float64; NaN where the measure is undefined, empty for no steps.
+            (steps,) float64; NaN if the measure is undefined.
         """
         return torch.tensor([getattr(measure, name) for measure in self.measures], dtype=torch.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists by name, for JSON; NaN becomes None."""
+        """Return plain lists by name for JSON; NaN becomes None."""
         columns = {name: self.values(name).tolist() for name in MEASURED}
         undefined = [measure.undefined for measure in self.measures]
         head = {"format": FILE_FORMAT, "centering": self.centering, "steps": self.steps}
@@ -322,10 +321,10 @@ class DynamicsHistory:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
-        """Return the history that `to_dict` has stored.
+        """Return the history from the result of `to_dict`.
 
         Raises:
-            ValueError: If it does not hold a history.
+            ValueError: If `state` is not a history.
         """
         try:
             if state["format"] != FILE_FORMAT:
@@ -338,16 +337,16 @@ class DynamicsHistory:
             return cls(tuple(state["steps"]), tuple(measures), state["centering"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"This is not a history of training dynamics ({type(error).__name__}: {error}). TrainingDynamicsMonitor "
-                "writes one, training_dynamics.json."
+                f"This is not a history of training dynamics ({type(error).__name__}: {error}). Pass the file "
+                "training_dynamics.json that TrainingDynamicsMonitor writes."
             ) from error
 
     def save(self, path: str | Path) -> None:
-        """Write the history as JSON, atomically: an interrupted call leaves the old file.
+        """Write the history as JSON. The write is atomic: an interrupted call leaves the old file.
 
         Args:
-            path: The file, or its address, such as `s3://bucket/steps.json`; its folder is created if necessary. A file of
-                this name is replaced, whoever has written it.
+            path: Path or URL of the file, such as `s3://bucket/steps.json`. Its folder is created if necessary. An existing
+                file is replaced.
         """
         content = json.dumps(self.to_dict()) + "\n"
         if is_address(path):
@@ -355,7 +354,7 @@ class DynamicsHistory:
             return
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a name that no other file has
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a unique name
         try:
             temporary.write_text(content, encoding="utf-8")
             temporary.replace(path)
@@ -365,14 +364,14 @@ class DynamicsHistory:
 
     @classmethod
     def load(cls, path: str | Path) -> DynamicsHistory:
-        """Return the history that `save` has written.
+        """Return the history that `save` wrote.
 
         Args:
-            path: The file, or its address.
+            path: Path or URL of the file.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If it does not hold a history, or its address cannot be reached.
+            ValueError: If the file is not a history, or if its URL cannot be reached.
         """
         content = read_file(path)
         try:
@@ -383,7 +382,7 @@ class DynamicsHistory:
 
 
 def without_nan(value: Any) -> Any:
-    """Return plain values with None in the place of NaN, which JSON does not know."""
+    """Return plain values with None instead of NaN, because JSON has no NaN."""
     if isinstance(value, dict):
         return {name: without_nan(entry) for name, entry in value.items()}
     if isinstance(value, tuple | list):

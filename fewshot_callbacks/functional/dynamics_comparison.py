@@ -1,4 +1,4 @@
-"""The comparison of two runs by the measures of their steps, with the tests of the distance-ratio paper."""
+"""`compare_dynamics`: two runs compared by the measures of their steps, with the tests of the distance-ratio paper."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-# The four measures that the paper compares, and where a step counts as good.
+# The four measures that the paper compares -> the values of a good step.
 RATIOS: dict[str, Literal["above 1", "below 1"] | None]
 RATIOS = {"norm_ratio": None, "con_alpha": "below 1", "div_alpha": "above 1", "con_div": "below 1"}
 
 # The paper prints p-values below this in bold.
 SIGNIFICANT = 0.01
 
-# Fewer measured steps than these show next to nothing.
+# With fewer measured steps, a comparison is hardly informative.
 FEW = 20
 
 TITLES = {"norm_ratio": "norm ratio", "con_alpha": "con-alpha", "div_alpha": "div-alpha", "con_div": "con-div"}
@@ -40,11 +40,11 @@ class MeasureComparison:
 
     Attributes:
         geometric_means: Geometric mean of the values of each run; NaN for a run without a value.
-        good_shares: Share of good steps of each run, in [0, 1]: con-alpha < 1, div-alpha > 1, con-div < 1; None for
-            phi, whose values are neither good nor bad.
-        steps: Number of measured steps of each run where the measure is defined.
-        mann_whitney_p: P-value of a two-sided Mann-Whitney U test of the values; NaN where a run has no value.
-        fisher_p: P-value of a two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
+        good_shares: Share of good steps of each run, in [0, 1]: con-alpha < 1, div-alpha > 1, con-div < 1. None for phi,
+            because its values are neither good nor bad.
+        steps: Number of steps of each run for which the measure is defined.
+        mann_whitney_p: P-value of a two-sided Mann-Whitney U test of the values; NaN if a run has no value.
+        fisher_p: P-value of a two-sided Fisher's exact test of the numbers of good steps; None for phi.
     """
 
     geometric_means: tuple[float, float]
@@ -60,7 +60,7 @@ class DynamicsComparison:
 
     Attributes:
         names: Names of the runs.
-        measures: The comparison of each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+        measures: Name -> comparison of the measures `norm_ratio`, `con_alpha`, `div_alpha` and `con_div`.
 
     Examples:
         >>> from fewshot_callbacks.functional.dynamics import StepDynamics
@@ -79,7 +79,7 @@ class DynamicsComparison:
         return stored
 
     def table(self) -> Table:
-        """Return a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
+        """Return a rich table with the columns of the paper. P-values below 0.01 are bold with a star."""
         with required_extra("cli", "DynamicsComparison.table"):
             from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
             from rich.table import Table  # noqa: PLC0415
@@ -87,7 +87,7 @@ class DynamicsComparison:
         steps = [next(iter(self.measures.values())).steps[run] for run in (0, 1)]
         advice = ""
         if min(steps) < FEW:
-            advice = ". These are few steps for a comparison: measure more often (every_n_steps)"
+            advice = ". These are few steps for a comparison, so measure more often (every_n_steps)"
         table = Table(
             box=SIMPLE_HEAD,
             pad_edge=False,
@@ -125,21 +125,21 @@ class DynamicsComparison:
 def compare_dynamics(
     run_a: DynamicsHistory | str | Path, run_b: DynamicsHistory | str | Path, *, names: tuple[str, str] = ("A", "B")
 ) -> DynamicsComparison:
-    """Return a comparison of two runs by the measures of their steps, with the tests of the paper.
+    """Return the comparison of two runs by the measures of their steps, with the tests of the paper.
 
     Args:
-        run_a: The history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote, or its
-            address.
-        run_b: The history of the other run, in either form.
-        names: Names of both runs, for the table.
+        run_a: The history of the first run: `TrainingDynamicsMonitor.history`, or the path or URL of the file that the
+            monitor wrote.
+        run_b: The history of the second run, in either form.
+        names: Names of the runs, for the table.
 
     Returns:
-        Geometric means, shares of good steps and p-values of each measure. The tests take the steps of a run as
-        independent draws, as the paper does. Neighbouring steps are not quite independent, and a run with one seed does
-        not show how much another seed would differ.
+        Geometric means, shares of good steps and p-values of each measure. Like the paper, the tests treat the steps of a
+        run as independent. Neighbouring steps are not quite independent, and one run does not show how much another seed
+        would differ.
 
     Raises:
-        ValueError: If a run has no measured step, or the two runs were centred differently.
+        ValueError: If a run has no measured steps, or if the runs have different centrings.
         FileNotFoundError: If a file does not exist.
 
     References:
@@ -159,8 +159,8 @@ def compare_dynamics(
     for name, run in zip(names, (first, second), strict=True):
         if len(run) == 0:
             raise InputError(
-                f"compare_dynamics: run {name!r} has no measured step. Attach TrainingDynamicsMonitor, and let "
-                "every_n_steps be smaller than the number of optimiser steps."
+                f"compare_dynamics: run {name!r} has no measured step. Add TrainingDynamicsMonitor to the Trainer, with an "
+                "every_n_steps below the number of optimiser steps."
             )
     if first.centering != second.centering:
         raise InputError(
@@ -198,17 +198,17 @@ def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> Mea
 
 
 def _good_steps(values: Float[Tensor, "steps"], name: str) -> int:
-    """Return how many values of a measure are good."""
+    """Return the number of good values of a measure."""
     return int((values < 1).sum() if RATIOS[name] == "below 1" else (values > 1).sum())
 
 
 def _share(count: int, total: int) -> float:
-    """Return a share; NaN of nothing."""
+    """Return count / total; NaN if the total is 0."""
     return count / total if total else math.nan
 
 
 def p_value(p: float | None) -> str:
-    """Return a p-value as the paper prints it: five decimals, or the power of ten above it; a star if it is significant.
+    """Return a p-value as the paper prints it: five decimals or a power of ten, with a star if it is significant.
 
     Examples:
         >>> p_value(0.61722), p_value(0.00244), p_value(3.2e-11), p_value(None), p_value(0.0)

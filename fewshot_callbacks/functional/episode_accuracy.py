@@ -1,4 +1,4 @@
-"""The accuracy over many episodes, with its intervals and its difference from another one."""
+"""Mean accuracy over episodes, with intervals and paired differences."""
 
 from __future__ import annotations
 
@@ -31,23 +31,22 @@ from fewshot_callbacks.functional.statistics import (
 @equal_with_nan
 @dataclass(frozen=True)
 class EpisodeAccuracy:
-    """The mean accuracy over a list of episodes, with its spread.
+    """The result of `summarize_accuracies`: the mean accuracy over a list of episodes, with its spread.
 
     Attributes:
-        mean: In [0, 1].
+        mean: Mean accuracy, in [0, 1].
         std: Sample standard deviation over episodes (divisor n - 1); NaN for one episode.
-        ci95: 1.96 * std / sqrt(n), which few-shot papers print after ±, for comparison with their tables. With some
-            hundred episodes it is as accurate as `interval`; NaN for one episode. Like that, it says nothing of other
-            classes.
+        ci95: 1.96 * std / sqrt(n), which few-shot papers print after ±. With a few hundred episodes it is as accurate as
+            `interval`. Like `interval`, it does not account for other classes. NaN for one episode.
         n: Number of episodes.
-        ways: Classes in an episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
+        ways: Number of classes per episode.
+        shots: Number of support images per class.
+        queries: Number of query images per class.
         episodes_hash: `EpisodeList.hash` of the episodes.
-        batch_statistics: True where batch normalisation used the statistics of the episode itself. Such an accuracy
-            uses all queries together, and must not be compared with one that does not.
-        per_episode: The accuracy of each episode, float64, for `minus`; None if it was not kept.
-        classes: The classes of each episode, for `open_interval`; None if they are not known.
+        batch_statistics: Whether batch normalisation used the statistics of the episode itself. Such an accuracy uses all
+            queries together, so do not compare it with one that does not.
+        per_episode: Accuracy of each episode, float64, for `minus`; None if it was not kept.
+        classes: Classes of each episode, for `open_interval`; None if they are not known.
 
     References:
         Lafargue, Smith, Vermet et al., "Oops, I sampled it again: reinterpreting confidence intervals in few-shot
@@ -73,10 +72,10 @@ class EpisodeAccuracy:
 
     @property
     def open_interval(self) -> Interval:
-        """The 95 % interval in which the mean of another test set lies, of other classes and their images.
+        """The 95 % interval of the mean for another test set, with other classes and images (open interval).
 
-        It is wider than `interval`, by a factor of about ten where there are 20 classes. NaN if the classes are not known,
-        or fewer than three more than an episode has.
+        It is wider than `interval`, about ten times for 20 classes. NaN if the classes are not known, or unless there are at
+        least three classes more than an episode has.
         """
         if self.per_episode is None or self.classes is None:
             return UNKNOWN
@@ -84,26 +83,26 @@ class EpisodeAccuracy:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Reasons why values are NaN: `std` and `ci95` of one episode, `open_interval` of too few or unknown classes."""
+        """Reasons why values are NaN: `std` and `ci95` for one episode, `open_interval` for too few or unknown classes."""
         notes = []
         if math.isnan(self.ci95):
-            notes.append("accuracy_std and accuracy_ci95 are NaN: there is one episode. Evaluate several.")
+            notes.append("accuracy_std and accuracy_ci95 are NaN, because there is one episode. Evaluate several.")
         if math.isnan(self.open_interval.low):
             reason = "the classes of the episodes are not known."
             if self.classes is not None and self.per_episode is not None:
                 classes = len(self.classes.unique())
                 reason = (
-                    f"{self.ways}-way episodes need {self.ways + SPARE_CLASSES} classes or more for it, and there are "
-                    f"{classes}. Evaluate with fewer ways, or on more classes."
+                    f"{self.ways}-way episodes need at least {self.ways + SPARE_CLASSES} classes, but there are {classes}. "
+                    "Evaluate with fewer ways, or on more classes."
                 )
-            notes.append(f"accuracy_ci95_open, the interval over other classes, is NaN: {reason}")
+            notes.append(f"accuracy_ci95_open, the interval for other classes, is NaN: {reason}")
         return tuple(notes)
 
     @property
     def interval(self) -> Interval:
-        """The 95 % interval of the mean over other episodes of these classes and images: the closed one.
+        """The 95 % interval of the mean for other episodes of the same classes and images (closed interval).
 
-        Also valid for few episodes and near 1 (see `mean_interval`).
+        It is also valid for few episodes and near 1 (see `mean_interval`).
         """
         if self.per_episode is not None:
             return mean_interval(self.per_episode)
@@ -114,22 +113,21 @@ class EpisodeAccuracy:
     def minus(self, other: EpisodeAccuracy, *, over_classes: bool = False) -> Difference:
         """Return the difference from another accuracy, with its 95 % interval.
 
-        Accuracies of the same list of episodes are compared episode by episode.
-
-        The interval shows how far other episodes of the same classes would move the difference (closed), or, if asked for,
-        another set of classes (open).
+        Accuracies on the same list of episodes are compared episode by episode. The interval shows how much the difference
+        would change with other episodes of the same classes (closed interval) or, with `over_classes`, with other classes
+        (open interval).
 
         Args:
             other: The accuracy of another model.
-            over_classes: Give the open interval.
+            over_classes: Return the open interval.
 
         Returns:
-            The difference of the means, in [-1, 1]; its interval is NaN where the lists differ and one has a single
-            episode. An open one is NaN where the lists differ, or `open_interval` is. If every episode of one list has the
-            same accuracy by both, it is 0 to 0.
+            The difference of the means, in [-1, 1]. The closed interval is NaN if the lists differ and one has a single
+            episode. The open interval is NaN if the lists differ, or if `open_interval` is NaN. The interval is 0 to 0 if
+            both accuracies are equal in every episode of one list.
 
         Raises:
-            ValueError: Only one of the two used batch statistics.
+            ValueError: If only one of the two used batch statistics.
 
         Examples:
             >>> from fewshot_callbacks.functional import sample_episodes
@@ -142,13 +140,13 @@ class EpisodeAccuracy:
         """
         if self.batch_statistics != other.batch_statistics:
             raise InputError(
-                "One accuracy was measured with the batch statistics of its episodes, the other was not; they cannot be "
-                "compared. Evaluate both in the same way."
+                "One accuracy was measured with the batch statistics of its episodes and the other was not, so they "
+                "cannot be compared. Evaluate both in the same way."
             )
         return Difference(self.mean, other.mean, self._interval_of_difference(other, over_classes=over_classes))
 
     def _interval_of_difference(self, other: EpisodeAccuracy, *, over_classes: bool) -> Interval:
-        """Return the interval of the difference: paired if both accuracies are of the same list of episodes."""
+        """Return the interval of the difference, paired if both accuracies are on the same list of episodes."""
         if self.per_episode is None or other.per_episode is None or self.episodes_hash != other.episodes_hash:
             if over_classes:
                 return UNKNOWN
@@ -162,7 +160,7 @@ class EpisodeAccuracy:
 
     @property
     def episodes_in_words(self) -> str:
-        """The episodes that were evaluated: their number, their sizes and the hash of their list."""
+        """Number, sizes and hash of the evaluated episodes, as printed."""
         statistics = ", batch statistics" if self.batch_statistics else ""
         number = f"{self.n} episode{'' if self.n == 1 else 's'}"
         return f"{number}, {self.ways}-way {self.shots}-shot{statistics}, hash {self.episodes_hash}"
@@ -175,22 +173,22 @@ class EpisodeAccuracy:
 def summarize_accuracies(
     accuracies: Float[Tensor, "episodes"], episode_list: EpisodeList, *, batch_statistics: bool = False
 ) -> EpisodeAccuracy:
-    """Return the mean of one accuracy for each episode, with its 95 % confidence interval.
+    """Return the mean over the accuracies of episodes, with 95 % confidence intervals.
 
-    `ci95` is the interval of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` is also valid for few episodes.
-    Both show how far another list of episodes of the same classes would move the mean; `open_interval` shows how far
-    other classes would.
+    `ci95` is the interval of few-shot papers, mean ± 1.96 std / sqrt(n). `interval` is also valid for few episodes.
+    Both show how much the mean would change with other episodes of the same classes. `open_interval` shows how much it
+    would change with other classes.
 
     Args:
-        accuracies: (episodes,), each in [0, 1], in any order.
-        episode_list: The list of all episodes that were measured.
-        batch_statistics: See `EpisodeAccuracy`.
+        accuracies: (episodes,) accuracies in [0, 1], in the order of the episodes.
+        episode_list: All measured episodes.
+        batch_statistics: Whether batch normalisation used the statistics of each episode.
 
     Returns:
-        The summary, computed in float64. One episode gives NaN for `std` and `ci95`.
+        The summary, computed in float64. `std` and `ci95` are NaN for one episode.
 
     Raises:
-        ValueError: There is no accuracy, their number is not that of the episodes, or one of them is not in [0, 1].
+        ValueError: If there are no accuracies, their number differs from the number of episodes, or one is not in [0, 1].
 
     Examples:
         >>> from fewshot_callbacks.functional import sample_episodes
@@ -201,17 +199,17 @@ def summarize_accuracies(
     """
     n = len(accuracies)
     if n == 0:
-        raise InputError("No accuracy to summarise: 0 episodes were measured. Measure at least one.")
+        raise InputError("summarize_accuracies: 0 episodes were measured. Measure at least one.")
     if n != len(episode_list):
         raise InputError(
-            f"{n} accuracies came with a list of {len(episode_list)} episodes, so its hash would not name what was "
-            "measured. Measure every episode once, or pass `episode_list.first(n)`."
+            f"summarize_accuracies: {n} accuracies do not fit a list of {len(episode_list)} episodes, and its hash would be "
+            "wrong. Measure every episode once, or pass `episode_list.first(n)`."
         )
     values = accuracies.detach().to("cpu", torch.float64)
     if not bool(((values >= 0) & (values <= 1)).all()):
         raise InputError(
-            f"Accuracies lie in [0, 1]; found {values.min().item():g} to {values.max().item():g}. Pass fractions, not "
-            "percentages, and no NaN."
+            f"summarize_accuracies: accuracies must be in [0, 1], but found {values.min().item():g} to "
+            f"{values.max().item():g}. Pass fractions instead of percentages, without NaN."
         )
     std = values.std().item() if n > 1 else math.nan
     return EpisodeAccuracy(

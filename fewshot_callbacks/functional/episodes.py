@@ -1,8 +1,8 @@
-"""Episodes: which images make up each small classification problem.
+"""Episodes: small classification problems, sampled from a labelled set.
 
 An episode is `ways` classes with `shots` support images and `queries` query images each (Vinyals et al., "Matching
-networks for one shot learning", NeurIPS 2016). Everything here is a function of the labels and a seed: no data set, no
-global random state, no processes.
+networks for one shot learning", NeurIPS 2016). All functions here only depend on the labels and a seed, not on a data
+set, the global random state or processes.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from fewshot_callbacks.system.words import counted
 
 @dataclass(frozen=True)
 class EpisodeProtocol:
-    """Sizes, number and seed of evaluation episodes; they must be equal for two accuracies to be comparable.
+    """Sizes, number and seed of evaluation episodes. Two accuracies are comparable if their protocols are equal.
 
     Args:
-        ways: Classes per episode, at least 2.
-        shots: Support images per class, at least 1.
-        queries: Query images per class, at least 1.
-        episodes: Number of episodes, at least 1; the papers use 600.
+        ways: Number of classes per episode, at least 2.
+        shots: Number of support images per class, at least 1.
+        queries: Number of query images per class, at least 1.
+        episodes: Number of episodes, at least 1. Papers use 600.
         seed: Seed of the episode list, at least 0.
 
     Raises:
@@ -50,7 +50,7 @@ class EpisodeProtocol:
         for name, least in {"ways": 2, "shots": 1, "queries": 1, "episodes": 1, "seed": 0}.items():
             value = getattr(self, name)
             if value < least:
-                raise InputError(f"EpisodeProtocol({name}={value}): use {name} >= {least}.")
+                raise InputError(f"EpisodeProtocol({name}={value}): {name} is too small. Use {name} >= {least}.")
 
 
 ClassNames = Sequence[str] | Mapping[int, str]
@@ -61,15 +61,15 @@ class EpisodeList:
     """A list of episodes, as positions in the data set.
 
     Attributes:
-        indices: `int64` on the CPU, (episodes, ways, shots + queries); in each row, which is one class, the first `shots`
-            positions are the support and the rest the queries. No position occurs twice in an episode.
-        ways: Classes in an episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        classes: The classes of each episode, numbered in the order of their labels; None if they are not known.
+        indices: (episodes, ways, shots + queries) int64 on the CPU. Each row is one class: the first `shots` positions are
+            the support, and the rest are the queries. No position is repeated within an episode.
+        ways: Number of classes per episode.
+        shots: Number of support images per class.
+        queries: Number of query images per class.
+        classes: (episodes, ways) classes, numbered in the order of their labels; None if they are not known.
 
     Raises:
-        ValueError: The sizes of `indices` are not `ways` and `shots + queries`.
+        ValueError: If the shape of `indices` does not fit `ways` and `shots + queries`.
 
     Examples:
         >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
@@ -88,9 +88,9 @@ class EpisodeList:
         expected = (self.ways, self.shots + self.queries)
         if sizes != expected:
             raise InputError(
-                f"indices have {sizes} classes and images per episode; {self.ways}-way {self.shots}-shot with "
-                f"{counted(self.queries, 'query')} makes {expected}. Pass indices of shape (episodes, ways, shots + "
-                "queries)."
+                f"EpisodeList: indices have {sizes} classes and images per episode, but {self.ways}-way "
+                f"{self.shots}-shot with {counted(self.queries, 'query')} needs {expected}. Pass indices of shape "
+                "(episodes, ways, shots + queries)."
             )
 
     def __len__(self) -> int:
@@ -100,26 +100,26 @@ class EpisodeList:
         return self.indices[episode]
 
     def first(self, n: int) -> "EpisodeList":
-        """Return the list of the first `n` episodes (all of them if there are fewer), with its own hash.
+        """Return the first `n` episodes (all if there are fewer), as a list with its own hash.
 
         Raises:
-            ValueError: `n` is negative.
+            ValueError: If `n` is negative.
 
         Examples:
             >>> len(sample_episodes(torch.arange(40) % 4, ways=2, queries=2, episodes=9).first(5))
             5
         """
         if n < 0:
-            raise InputError(f"first({n}) asks for a negative number of episodes. Use n >= 0.")
+            raise InputError(f"first({n}): the number of episodes is negative. Use n >= 0.")
         classes = None if self.classes is None else self.classes[:n]
         return EpisodeList(self.indices[:n], self.ways, self.shots, self.queries, classes)
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hexadecimal characters that identify the list: equal in two runs that used the same episodes.
+        """Twelve hexadecimal characters that identify the list. Two runs with the same episodes have the same hash.
 
-        The start of the SHA-256 of the sizes (episodes, ways, shots, queries) and the positions, both as little-endian
-        int64; the same on every machine.
+        It is the beginning of the SHA-256 of the sizes (episodes, ways, shots, queries) and the positions, as little-endian
+        int64, so it is the same on every machine.
 
         Examples:
             >>> labels = torch.arange(40) % 4
@@ -145,29 +145,28 @@ def sample_episodes(
     seed: int = 0,
     class_names: ClassNames | None = None,
 ) -> EpisodeList:
-    """Return random episodes: classes without replacement, then images of each class, all equally likely.
+    """Return random episodes: each draws classes without replacement, and then images of each class.
 
-    Every class is equally likely, regardless of its number of images, and episodes are independent of each other. The
-    result depends only on the arguments: not on the global random state, which is left unchanged, nor on the number of
+    Every class is equally likely, however many images it has, and episodes are independent of each other. The result only
+    depends on the arguments. It does not depend on the global random state, which does not change, nor on the number of
     workers, threads or ranks.
 
     Args:
-        labels: (items,), the class of each item: integers or strings, in any order, as a tensor, array or list.
-        ways: Classes in an episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
+        labels: (items,) class of each item, integers or strings, in any order, as a tensor, array or list.
+        ways: Number of classes per episode.
+        shots: Number of support images per class.
+        queries: Number of query images per class.
         episodes: Number of episodes.
         seed: Any integer that `torch.Generator.manual_seed` accepts.
-        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping. Labels
-            that are strings are their own names.
+        class_names: Names for error messages: a sequence for labels 0, 1, 2, ..., or a mapping from labels. String labels
+            are their own names.
 
     Returns:
-        The episodes; see `EpisodeList`.
+        The episodes, as an `EpisodeList`.
 
     Raises:
-        ValueError: Labels are not one integer or string for each item; a number is not whole or not positive; there
-            are fewer than `ways` classes; or a class has fewer than `shots + queries` images. No class is skipped
-            silently.
+        ValueError: If labels are not one integer or string per item, a number is not a positive whole number, there are
+            fewer than `ways` classes, or a class has fewer than `shots + queries` images. No class is skipped silently.
 
     Examples:
         >>> labels = torch.tensor([7, 7, 7, -1, -1, -1])
@@ -192,7 +191,7 @@ def sample_episodes(
     classes = _distinct(torch.full((episodes,), len(counts)), ways, generator)  # (episodes, ways)
     images = _distinct(counts[classes.flatten()], shots + queries, generator)  # (episodes * ways, images)
 
-    by_class = numbers.argsort(stable=True)  # (items,): the items of the first class, of the second, ...
+    by_class = numbers.argsort(stable=True)  # (items,): items of the first class, of the second class, ...
     starts = counts.cumsum(0) - counts  # (classes,)
     indices = by_class[starts[classes.flatten(), None] + images].reshape(episodes, ways, shots + queries)
     return EpisodeList(indices, ways, shots, queries, classes)
@@ -201,8 +200,9 @@ def sample_episodes(
 def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) -> Int[Tensor, "rows k"]:
     """Return `k` different random numbers below the size of each row (size >= k); every ordered choice is equally likely.
 
-    Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 30(9), 1987), for all rows at the same time: time
-    and memory do not grow with the sizes. It makes every subset equally likely, but not every order, so rows are shuffled.
+    It is Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 30(9), 1987) for all rows at the same time.
+    Time and memory do not grow with the sizes. The algorithm makes every subset equally likely, but not every order, so rows
+    are shuffled.
     """
     numbers = torch.empty(len(sizes), k, dtype=torch.int64)
     for i in range(k):
@@ -215,13 +215,13 @@ def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) ->
 
 
 def check_episode_sizes(**sizes: int) -> None:
-    """Raise an error for a size that is no whole number, or below one.
+    """Refuse a size that is not a positive whole number.
 
     Args:
         **sizes: Numbers by name, as in `check_episode_sizes(ways=5, shots=1)`.
 
     Raises:
-        ValueError: A number is not whole, or not positive.
+        ValueError: If a number is not whole, or not positive.
 
     Examples:
         >>> check_episode_sizes(ways=5, shots=0)
@@ -230,7 +230,7 @@ def check_episode_sizes(**sizes: int) -> None:
     """
     for name, size in sizes.items():
         if not hasattr(size, "__index__") or isinstance(size, bool):
-            raise InputError(f"{name} is {size!r}; expected a whole number. Use {name} >= 1.")
+            raise InputError(f"{name} is {size!r}, which is not a whole number. Use {name} >= 1.")
         if size < 1:
             raise InputError(f"{name} is {size}; an episode needs at least one. Use {name} >= 1.")
 
@@ -238,18 +238,18 @@ def check_episode_sizes(**sizes: int) -> None:
 def check_classes_suffice(
     labels: Any, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None, prefix: str = ""
 ) -> None:
-    """Raise an error for a set from which episodes of these sizes cannot be drawn.
+    """Refuse a set that is too small for episodes of these sizes.
 
     Args:
-        labels: (items,), the class of each item.
-        ways: Classes in an episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        class_names: Names for the error messages, by label.
-        prefix: What stands before the names of the three sizes in the advice of a message, such as `--data.test_`.
+        labels: (items,) class of each item.
+        ways: Number of classes per episode.
+        shots: Number of support images per class.
+        queries: Number of query images per class.
+        class_names: Names for error messages, by label.
+        prefix: Prefix of the names of the sizes in messages, such as `--data.test_`.
 
     Raises:
-        ValueError: As `sample_episodes` does.
+        ValueError: As in `sample_episodes`.
 
     Examples:
         >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))
@@ -266,7 +266,7 @@ def check_classes_suffice(
             if len(classes)
             else "Pass the labels of the data set."
         )
-        raise InputError(f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. {fix}")
+        raise InputError(f"{ways}-way episodes need {ways} classes, but the labels have {len(classes)}. {fix}")
     items_per_class = shots + queries
     too_small = int((counts < shots + queries).sum())
     if too_small:
@@ -284,7 +284,7 @@ def check_classes_suffice(
 
 
 def class_name(label: int, names: ClassNames | None) -> str:
-    """Return how a message names a class: by its name in quotation marks, or by its label if it has none."""
+    """Return the text for a class in messages: its quoted name, or its label if it has no name."""
     if isinstance(names, Mapping):
         return repr(names[label]) if label in names else str(label)
     return repr(names[label]) if names is not None and 0 <= label < len(names) else str(label)
@@ -295,21 +295,21 @@ def split_episode(
 ) -> tuple[Float[Tensor, "ways shots dim"], Float[Tensor, "ways queries dim"]]:
     """Return the support and the queries of an episode, class by class.
 
-    Rows may come in any order: they are grouped by a stable sort of the labels, and the first `shots` rows of each
-    class are its support. Classes come out in the order of their labels (strings in alphabetical order), so the target of
-    query (w, q) is w.
+    Rows may be in any order. They are grouped by a stable sort of the labels, and the first `shots` rows of each class are
+    its support. The classes of the result are in the order of their labels (strings in alphabetical order), so the target
+    of query (w, q) is w.
 
     Args:
-        embeddings: (rows, dim), any floating type; gradients flow through.
-        labels: (rows,), any integers or strings, each class equally often.
-        shots: Support rows of each class.
+        embeddings: (rows, dim), any floating type. Gradients flow through.
+        labels: (rows,) integers or strings, with equally many rows per class.
+        shots: Number of support rows per class.
 
     Returns:
         Support (ways, shots, dim) and query (ways, queries, dim), where ways * (shots + queries) = rows.
 
     Raises:
-        ValueError: Labels are not one integer or string for each row; there is no row; classes have
-            different numbers of rows; or no row is left for a query.
+        ValueError: If labels are not one integer or string per row, there are no rows, classes have different numbers of
+            rows, or no row remains for a query.
 
     Examples:
         >>> embeddings = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
@@ -321,10 +321,12 @@ def split_episode(
     labels, names = as_labels(labels, "labels", "split_episode").encoded()
     if len(labels) != len(embeddings):
         raise InputError(
-            f"{counted(len(embeddings), 'embedding')} came with {counted(len(labels), 'label')}. Pass one label per row."
+            f"There are {counted(len(embeddings), 'embedding')} but {counted(len(labels), 'label')}. Pass one label per row."
         )
     if len(labels) == 0:
-        raise InputError("The episode is empty: 0 embeddings. Pass a batch drawn by an EpisodicBatchSampler.")
+        raise InputError(
+            "The episode is empty: it has 0 embeddings. Pass a batch that an EpisodicBatchSampler has drawn."
+        )
     classes, counts = torch.unique(labels, return_counts=True)
     size = int(counts[0])
     if bool((counts != size).any()):
@@ -332,13 +334,13 @@ def split_episode(
         largest = int(counts.argmax())
         uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (smallest, largest)]
         raise InputError(
-            f"An episode has equally many rows of each class; {' and '.join(uneven)}. Pass a batch drawn by an "
-            "EpisodicBatchSampler."
+            f"An episode needs equally many rows per class, but {' and '.join(uneven)}. Pass a batch that an "
+            "EpisodicBatchSampler has drawn."
         )
     if size <= shots:
         rows, fewer = (f"{size} rows", f"Use shots <= {size - 1} or draw") if size > 1 else ("1 row", "Draw")
         raise InputError(
-            f"{shots}-shot leaves no query: each of the {len(classes)} classes has {rows}. "
+            f"{shots}-shot leaves no row for a query, because each of the {len(classes)} classes has {rows}. "
             f"{fewer} more images per class."
         )
     grouped = embeddings[labels.argsort(stable=True).to(embeddings.device)].reshape(len(classes), size, -1)
@@ -352,10 +354,10 @@ def split_episodes(
     """Return the support and the queries of all episodes of a batch.
 
     Args:
-        embeddings: (rows, dim), any floating type; gradients flow through. The episodes follow one another, with the
-            same number of rows each.
-        labels: (rows,), any integers or strings; in each episode each class equally often. Episodes may share classes.
-        shots: Support rows of each class.
+        embeddings: (rows, dim), any floating type. Gradients flow through. The episodes are consecutive and have equally
+            many rows.
+        labels: (rows,) integers or strings, with equally many rows per class in each episode. Episodes may share classes.
+        shots: Number of support rows per class.
         episodes: Number of episodes in the batch, at least 1.
 
     Returns:
@@ -363,7 +365,7 @@ def split_episodes(
         returns it.
 
     Raises:
-        ValueError: As in `split_episode`, with the number of the episode; or if the episodes differ in size.
+        ValueError: As in `split_episode`, with the number of the episode. Also if the episodes differ in size.
 
     Examples:
         >>> embeddings = torch.arange(8.0)[:, None]
@@ -377,10 +379,11 @@ def split_episodes(
     item_labels = as_labels(labels, "labels", "split_episodes")
     if rows % episodes or len(item_labels) != rows:
         raise InputError(
-            f"{counted(rows, 'embedding')} with labels of shape {(len(item_labels),)} do not form a batch of "
-            f"{counted(episodes, 'episode')} of the same size. Pass as many rows for each episode, and one label per row."
+            f"{counted(rows, 'embedding')} with labels of shape {(len(item_labels),)} do not form "
+            f"{counted(episodes, 'episode')} of the same size. Pass equally many rows per episode, and one label per "
+            "row."
         )
-    item_labels = on_cpu(item_labels)  # an accelerator is waited for once, not in each episode
+    item_labels = on_cpu(item_labels)  # waits for an accelerator once, not in each episode
     size = rows // episodes
     support = []
     queries = []
@@ -400,7 +403,7 @@ def split_episodes(
         first_ways = len(support[0])
         if ways != first_ways:
             raise InputError(
-                f"Episode {number} of the {episodes} of the batch has {counted(ways, 'class')}, the first has "
+                f"Episode {number} of the {episodes} of the batch has {counted(ways, 'class')}, but the first has "
                 f"{first_ways}. Pass episodes of equal size, as an EpisodicBatchSampler draws them."
             )
     return torch.stack(support), torch.stack(queries)

@@ -1,4 +1,4 @@
-"""The lists of items that a search index has found: read, checked, and ranked by label."""
+"""The result lists of a search index: reading, checks, and ranks of relevant items."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import with_absent
 from fewshot_callbacks.storage.stored_rows import even_slices
 from fewshot_callbacks.system.words import counted
 
-# What libraries return in place of a neighbour that they have not found.
+# The entry that libraries return instead of a neighbour that they did not find.
 MISSING = -1
-# Entries of lists that are ranked at a time; each takes about 200 bytes.
+# Number of entries that are ranked at a time; each takes about 200 bytes.
 ENTRIES_AT_ONCE = 2**18
 
 
 class FoundLists(NamedTuple):
-    """What an index has found for each query of this process, the first item first.
+    """The result lists of an index for the queries of this process, in the order of the index.
 
-    The query itself, and other items that ids or groups exclude, are left out, and the items after them move up.
+    The query itself and items that ids or groups exclude are removed, and later items move up.
     """
 
     places: Int[np.ndarray, "queries columns"]
-    """place of each item in the gallery; -1 where an entry counts as not found"""
+    """gallery place of each entry; -1 if it counts as not found"""
     faults: Int[np.ndarray, "4"]
-    """numbers of entries of this process, see `FAULTS`"""
+    """number of entries of this process with each of the `FAULTS`"""
     lengths: Int[np.ndarray, "queries"]
-    """number of entries of each list, without those that were left out"""
+    """number of entries of each list, without removed entries"""
 
 
-# The kinds of entries that are not a candidate, in the order of `FoundLists.faults`.
+# The kinds of entries that are not candidates, in the order of `FoundLists.faults`.
 FAULTS = ("missing", "unknown", "repeated", "excluded")
 
 
 def read_found(call: str, found: Any, gallery_ids: Any | None, share: Share, sets: ItemSets) -> FoundLists:
-    """Return the found lists of the queries of this process by the places of their items. *Collective*.
+    """Return the found lists of the queries of this process, as gallery places. *Collective*.
 
     Args:
         call: The public function, for messages.
-        found: (rows, columns) what the index returned for each row of the queries that this process was given.
-        gallery_ids: Ids of the gallery items of this process, which are then what `found` has; None if `found` has indices.
-        share: Which share of the sets this process holds.
+        found: (rows, columns) lists that the index returned, one row per query row of this process.
+        gallery_ids: Ids of the gallery items of this process, if `found` has ids; None if it has indices.
+        share: The part of the sets that this process has.
         sets: Queries and gallery.
 
     Raises:
-        ValueError: If `found` is not such a matrix, or none of its entries is an item of the gallery.
+        ValueError: If `found` is not such a matrix, or if none of its entries is a gallery item.
     """
     values = _matrix(call, found, sets)
     rows = _rows_of_queries(call, len(values), share, sets)
@@ -78,7 +78,7 @@ def _matrix(call: str, found: Any, sets: ItemSets) -> np.ndarray:
     """Return `found` as an array of integers or strings, with the same number of columns in all processes. *Collective*."""
     if isinstance(found, tuple) and len(found) == 2 and all(np.ndim(part) == 2 for part in found):
         raise InputError(
-            f"{call}: found is a pair of arrays, such as the distances and indices of faiss. Pass the indices: found[1]."
+            f"{call}: found is a pair of arrays, such as distances and indices from faiss. Pass the indices: found[1]."
         )
     has_words = isinstance(found, np.ndarray) and found.dtype.kind in "USO"
     if isinstance(found, list) and found and np.ndim(found[0]) == 1 and len(found[0]):
@@ -86,14 +86,15 @@ def _matrix(call: str, found: Any, sets: ItemSets) -> np.ndarray:
     array = np.asarray(found) if has_words else as_tensor(found, "found", call).cpu().numpy()
     if array.ndim != 2 or array.dtype.kind not in "iuUSO":
         raise InputError(
-            f"{call}: found has shape {array.shape} of {array.dtype}; expected one row of integers for each query: the "
-            "indices in the gallery that the index returned, or ids if gallery_ids are given."
+            f"{call}: found has shape {array.shape} of {array.dtype}. Pass one row per query: the gallery indices "
+            "(integers) that the index returned, or ids if there are gallery_ids."
         )
     columns = sets.processes.gather(array.shape)
     widths = {width for rows, width in columns if rows} or {array.shape[1]}
     if len(widths) > 1 or not min(widths):
         raise InputError(
-            f"{call}: found has {' and '.join(map(str, sorted(widths)))} columns. Pass as many for each query."
+            f"{call}: found has {' and '.join(map(str, sorted(widths)))} columns. Pass equally many for each query, at "
+            "least one."
         )
     [width] = widths
     if not len(array):
@@ -106,8 +107,8 @@ def _rows_of_queries(call: str, rows: int, share: Share, sets: ItemSets) -> Int[
     by_rank = sets.processes.gather(rows)
     if sum(by_rank) != sets.queries.given:
         raise InputError(
-            f"{call}: found has {counted(sum(by_rank), 'row')}, and there are {counted(sets.queries.given, 'query')}. Pass "
-            "one row for each query, in their order."
+            f"{call}: found has {counted(sum(by_rank), 'row')}, but there are {counted(sets.queries.given, 'query')}. "
+            "Pass one row per query, in the order of the queries."
         )
     places = _given_places(call, rows, share.query_places, by_rank, sets)
     order = np.argsort(places)
@@ -115,7 +116,8 @@ def _rows_of_queries(call: str, rows: int, share: Share, sets: ItemSets) -> Int[
     position = np.minimum(np.searchsorted(places[order], own), max(0, rows - 1))
     if len(own) and (not rows or not np.array_equal(places[order][position], own)):
         raise InputError(
-            f"{call}: the rows of found are not those of the queries of this process. Pass one for each query."
+            f"{call}: the rows of found do not belong to the queries of this process. Pass one row per query of this "
+            "process."
         )
     return order[position] if len(own) else np.empty(0, np.int64)
 
@@ -123,7 +125,7 @@ def _rows_of_queries(call: str, rows: int, share: Share, sets: ItemSets) -> Int[
 def _given_places(
     call: str, rows: int, places: Any | None, by_rank: list[int], sets: ItemSets
 ) -> Int[np.ndarray, "rows"]:
-    """Return the places of the rows of this process among all that the processes were given."""
+    """Return the places of the rows of this process among the rows of all processes."""
     if places is not None:
         return check_labels(places, rows, "places", "rows", call).numpy()
     return np.arange(rows) + sum(by_rank[: sets.processes.rank])
@@ -132,11 +134,11 @@ def _given_places(
 def _places(
     call: str, values: np.ndarray, gallery_ids: Any | None, share: Share, sets: ItemSets
 ) -> Int[np.ndarray, "rows columns"]:
-    """Return the place in the gallery of each entry of `found`; -1 for those that it does not have. *Collective*."""
+    """Return the gallery place of each entry of `found`; -1 if the gallery does not have it. *Collective*."""
     if gallery_ids is None:
         if values.dtype.kind not in "iu":
             raise InputError(
-                f"{call}: found has strings, such as {values.flat[0]!r}. Pass gallery_ids=, the ids of the items."
+                f"{call}: found has strings, such as {values.flat[0]!r}. Pass gallery_ids=, the ids of the gallery items."
             )
         return np.where((values >= 0) & (values < sets.gallery.length), values, -1)
     ids = read_labels(gallery_ids, len(gallery_ids), "gallery_ids", "gallery items", call)
@@ -159,18 +161,18 @@ def _refuse_strangers(
     *,
     has_ids: bool,
 ) -> None:
-    """Refuse lists of which no entry is an item of the gallery. *Collective*."""
+    """Refuse lists without any gallery item. *Collective*."""
     known, entries = sets.processes.summed(np.array([(places >= 0).sum(), (~is_missing).sum()])).tolist()
     if known or not entries:
         return
     example = next(iter(values[~is_missing].tolist()), "")
     what = "gallery_ids" if has_ids else f"an index of the gallery, which has {counted(sets.gallery.length, 'item')}"
-    fix = "With ids, found has ids: pass ids[found]." if has_ids else "Pass the indices of the items, from 0 on."
+    fix = "With gallery_ids, found must contain ids: pass ids[found]." if has_ids else "Pass gallery indices, from 0."
     raise InputError(f"{call}: no entry of found, such as {example!r}, is in {what}. {fix}")
 
 
 def _are_excluded(sets: ItemSets, places: Int[np.ndarray, "queries columns"]) -> Bool[np.ndarray, "queries columns"]:
-    """Return which found items are no candidates: the query itself, and items that ids or groups exclude."""
+    """Return which entries are not candidates: the query itself, and items that ids or groups exclude."""
     own = sets.queries.places.numpy()
     is_excluded = np.zeros(places.shape, bool)
     if sets.self_match is not None:
@@ -181,7 +183,7 @@ def _are_excluded(sets: ItemSets, places: Int[np.ndarray, "queries columns"]) ->
 
 
 def _are_repeated(places: Int[np.ndarray, "queries columns"]) -> Bool[np.ndarray, "queries columns"]:
-    """Return which entries are an item that is in the list before."""
+    """Return which entries repeat an earlier item of the list."""
     order = np.argsort(places, axis=1, kind="stable")
     ordered = np.take_along_axis(places, order, axis=1)
     equals_last = np.zeros(places.shape, bool)
@@ -199,13 +201,13 @@ def rank_blocks(
     scores: Float[np.ndarray, "queries columns"],
     relevant: Int[Tensor, "queries"],
 ) -> Iterator[tuple[slice, RankBlock]]:
-    """Yield the ranks of the relevant items of found lists, some queries at a time.
+    """Yield the ranks of the relevant items of found lists, in blocks of queries.
 
-    A relevant item that was not found has no rank. Neighbours in a list with equal scores are a tied group.
+    A relevant item that was not found has no rank. Consecutive entries with equal scores are a tied group.
 
     Args:
-        is_relevant: Whether each entry is an item that is relevant to its query.
-        scores: Exact score of each entry; NaN where there is no item.
+        is_relevant: Whether each entry is relevant to its query.
+        scores: Exact score of each entry; NaN if there is no item.
         relevant: Number of relevant candidates of each query.
     """
     rows, columns = is_relevant.shape

@@ -27,16 +27,21 @@ _CALL = "nearest"
 
 @dataclass(frozen=True)
 class WrittenNeighbours:
-    """What a file of neighbours has, in numbers."""
+    """The numbers of queries, neighbours and ties in a file of neighbours.
+
+    Attributes:
+        queries: Number of queries.
+        k: Number of neighbours per query.
+        gallery: Number of gallery items, each id once.
+        queries_with_ties: Number of queries with unlisted items that tie with the last neighbour.
+        queries_with_fewer: Number of queries with fewer than k candidates.
+    """
 
     queries: int
     k: int
     gallery: int
-    """gallery items, each id once"""
     queries_with_ties: int
-    """queries with further items that are as near as the last neighbour"""
     queries_with_fewer: int
-    """queries with fewer than k candidates"""
 
 
 def write_nearest(

@@ -1,4 +1,4 @@
-"""The health of an embedding without a ranking: whether it has collapsed, how many directions it uses, which items are hubs.
+"""The health of an embedding without a ranking: collapse, number of used directions, class geometry and hubs.
 
 | number | definition | source |
 | --- | --- | --- |
@@ -12,12 +12,12 @@
 | `hubness` | skewness of N_k, how often an item is among the k nearest of others | Radovanović et al., JMLR 2010 |
 | `intrinsic_dimension` | (n - 1) / sum of log(r2 / r1), r1 and r2 the distances of the two nearest | Facco et al., "TwoNN", 2017 |
 
-`uniformity` comes from the pairs of a sample, `hubness` and `intrinsic_dimension` from one search of neighbours, and all
-others from moments, which can be merged over disjoint sets in any order.
+`uniformity` is computed from the pairs of a sample. `hubness` and `intrinsic_dimension` are computed from one neighbour
+search. All other numbers are computed from moments, which can be merged over disjoint sets in any order.
 
-To add a number, add a field with `_logged` to `EmbeddingHealth`: its row in the printed table and its key in a monitor follow.
-Compute it in a function of `_health_numbers.py`. Two tables for readers are written by hand: the one above, and that
-of `docs/metrics/index.md`.
+To add a number, add a field with `_logged` to `EmbeddingHealth`, and compute it in a function of `_health_numbers.py`. The
+printed table and the keys of the monitor follow. Two tables are written by hand: the table above, and the table of
+`docs/metrics/index.md`.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from fewshot_callbacks.functional.statistics import Interval
 from fewshot_callbacks.storage.stored_rows import as_one_tensor
 from fewshot_callbacks.system.words import counted
 
-# Where vectors differ by less than this share of their length, only float32's rounding is left of them.
+# Vectors that differ by less than this share of their length only differ by the rounding of float32.
 ROUNDING = 1e-6
-# Ranks below this are a collapse: on the glyphs of docs/research/embedding_health_study.md all networks that collapsed
-# had fewer in the end, and no other had.
+# A rank below this is a collapse. In docs/research/embedding_health_study.md, all networks that collapsed ended below it,
+# and no other network did.
 FEWEST_DIRECTIONS = 5
-# An embedding of fewer dimensions or items is not judged.
+# With fewer dimensions or items, a collapse to few directions is not judged.
 FEWEST_TO_JUDGE = 50
 
 
 class _Logged(NamedTuple):
-    """How a number of `EmbeddingHealth` is logged."""
+    """How a monitor logs a number of `EmbeddingHealth`."""
 
     better: Literal["higher", "lower"] | None
     needs: Literal["labels", "neighbours"] | None
@@ -63,11 +63,11 @@ class _Logged(NamedTuple):
 def _logged(
     better: Literal["higher", "lower"] | None = None, needs: Literal["labels", "neighbours"] | None = None
 ) -> dict[str, _Logged]:
-    """Return the metadata of a field that is a number of an embedding.
+    """Return the metadata of a field that a monitor logs.
 
     Args:
-        better: Which values are better; None where neither are.
-        needs: What the number needs beside embeddings.
+        better: Which values are better; None if neither are.
+        needs: What the number needs in addition to embeddings.
     """
     return {"logged": _Logged(better, needs)}
 
@@ -75,9 +75,39 @@ def _logged(
 @equal_with_nan
 @dataclass(frozen=True)
 class EmbeddingHealth:
-    """The result of `embedding_health`; a number is NaN where it cannot be computed, and a note says why.
+    """The result of `embedding_health`; `print` shows a table.
 
-    Only the uniformity of a sample has an interval. `print` shows the numbers in a table.
+    A number is NaN if it cannot be computed, and `notes` gives the reason. The module docstring has the definitions.
+
+    Attributes:
+        items: Number of items.
+        dim: Number of dimensions.
+        k: Number of neighbours in the search; None without a search.
+        rankme: Number of directions that the embeddings fill evenly, from 1 to min(items, dim). Larger means less
+            collapsed. A mean far from the origin lowers it.
+        effective_rank: The same number for the covariance, so the mean does not lower it.
+        spectral_decay: Speed at which the eigenvalues of the covariance fall. Near 1 they fall slowly. Far above 1, few
+            directions contain almost all variance.
+        spread: Length of the deviations from the mean relative to the length of the embeddings, from 0 to 1. Below
+            1e-6, all embeddings are equal up to rounding.
+        uniformity: From about -4 to 0; lower means more evenly spread over the sphere. All pairs of up to 1,024 items,
+            or all pairs of a random sample of 1,024 items that does not depend on their order.
+        uniformity_interval: 95 % interval of the uniformity of all pairs. Its width is 0 if all pairs were taken.
+        classes: Number of classes with at least two items, used for `nc1`, `cdnv` and `alignment`; None without labels.
+        nc1: Scatter within classes relative to the scatter between classes, at least 0. Smaller means that items are
+            closer to their class mean.
+        cdnv: Variance of two classes over the squared distance of their means, at least 0. Smaller is easier for a
+            nearest-class-mean classifier.
+        alignment: Mean squared distance of two items of a class as unit vectors, from 0 to 4. Smaller means closer.
+        hubness: Skewness of the number of times that an item is among the k nearest neighbours of other items. 0 if
+            there are no hubs; above about 1, some items are hubs.
+        antihubs: Share of items that are not a neighbour of any item.
+        hubs: Index of the five largest hubs, and how often each is a neighbour. The average over all items is k.
+        intrinsic_dimension: Dimension of the manifold that the items are on, estimated from their two nearest
+            neighbours.
+        duplicates: Number of items that equal another item. They are left out of the intrinsic dimension. None without
+            neighbours.
+        notes: Reasons for each NaN.
 
     Examples:
         >>> import torch
@@ -89,58 +119,37 @@ class EmbeddingHealth:
     items: int
     dim: int
     k: int | None
-    """neighbours that were searched"""
     rankme: float = field(metadata=_logged("higher"))
-    """how many directions the embeddings fill evenly, from 1 to the smaller of items and dim; larger is less collapsed. A
-    mean far from the origin lowers it"""
     effective_rank: float = field(metadata=_logged("higher"))
-    """the same of the covariance, which does not see the mean"""
     spectral_decay: float = field(metadata=_logged())
-    """how fast the eigenvalues of the covariance fall: near 1 they fall slowly, far above few directions hold all"""
     spread: float
-    """length of the deviations from the mean relative to that of the embeddings, from 0 to 1; below 1e-6 all are equal but
-    for rounding"""
     uniformity: float = field(metadata=_logged("lower"))
-    """at most 0, and at least about -4; lower is more evenly spread over the sphere. Of all pairs of up to 1,024 items,
-    else of all pairs of 1,024 drawn whatever their order"""
     uniformity_interval: Interval
-    """95 % interval of the uniformity of all pairs; without width where they are all taken"""
     classes: int | None = None
-    """classes with two items and more, which the next three numbers are of; None without labels"""
     nc1: float = field(default=math.nan, metadata=_logged("lower", "labels"))
-    """scatter within classes in units of that between them, at least 0; smaller is more collapsed onto the class means"""
     cdnv: float = field(default=math.nan, metadata=_logged("lower", "labels"))
-    """variance of two classes over the squared distance of their means, at least 0; smaller is easier for a classifier
-    by the nearest class mean"""
     alignment: float = field(default=math.nan, metadata=_logged("lower", "labels"))
-    """mean squared distance of two items of a class as unit vectors, from 0 to 4; smaller is closer"""
     hubness: float = field(default=math.nan, metadata=_logged("lower", "neighbours"))
-    """skewness of how often an item is among the k nearest of others: 0 where all are alike; some are hubs above about 1"""
     antihubs: float = field(default=math.nan, metadata=_logged("lower", "neighbours"))
-    """share of items that are nobody's neighbour"""
     hubs: tuple[tuple[int, float], ...] = ()
-    """index of the five largest hubs, and how often each is a neighbour; k on average"""
     intrinsic_dimension: float = field(default=math.nan, metadata=_logged(needs="neighbours"))
-    """dimension of the surface that the items lie on, by their two nearest neighbours"""
     duplicates: int | None = None
-    """items with another one that is equal, which are left out of the intrinsic dimension; None without neighbours"""
     notes: tuple[str, ...] = ()
-    """why numbers are NaN"""
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers by the names under which a monitor logs them."""
+        """Return the numbers by the names that a monitor logs."""
         return {name: getattr(self, name) for name in names_of(labels=self.classes is not None, k=self.k)}
 
     @property
     def collapse(self) -> str | None:
-        """A sentence on the collapse, with the number that shows it; None if there is none (see `collapse_of`)."""
+        """A sentence on the collapse, with its numbers; None if the embedding has not collapsed (see `collapse_of`)."""
         return collapse_of(self.items, self.dim, self.classes, self.rankme, self.effective_rank, self.spread)
 
     def __str__(self) -> str:
-        """Return a table with a number a line, and the notes."""
+        """Return a table with one line per number, and the notes."""
         head = f"{counted(self.items, 'item')}, {counted(self.dim, 'dimension')}"
         if self.classes is not None:
-            head += f", {self.classes:,} classes with two items and more"
+            head += f", {self.classes:,} classes with at least two items"
         lines = [head, *(f"{name:<20} {value:10.4g}" for name, value in self.metrics().items())]
         if self.hubs:
             hubs = ", ".join(f"{item} ({number:g})" for item, number in self.hubs)
@@ -154,7 +163,7 @@ class EmbeddingHealth:
 
 
 def names_of(*, labels: bool, k: int | None) -> list[str]:
-    """Return the names of the numbers that there are, with or without labels, with or without neighbours."""
+    """Return the names of the numbers that exist with or without labels, and with or without neighbours."""
     absent = set()
     if not labels:
         absent.add("labels")
@@ -164,34 +173,35 @@ def names_of(*, labels: bool, k: int | None) -> list[str]:
 
 
 def better_values() -> dict[str, Literal["higher", "lower"] | None]:
-    """Return name of a number -> which of its values are better; None where neither are."""
+    """Return name of a number -> which of its values are better; None if neither are."""
     return {name: logged.better for name, logged in _logged_numbers().items()}
 
 
 def _logged_numbers() -> dict[str, _Logged]:
-    """Return name -> how it is logged, for each number of `EmbeddingHealth`."""
+    """Return name -> how it is logged, for each logged number of `EmbeddingHealth`."""
     return {number.name: number.metadata["logged"] for number in fields(EmbeddingHealth) if "logged" in number.metadata}
 
 
 def collapse_of(
     items: int, dim: int, classes: int | None, rankme: float, effective_rank: float, spread: float
 ) -> str | None:
-    """Return a sentence on an embedding that has collapsed to a point or to few directions; None if it has not.
+    """Return a sentence if an embedding has collapsed to a point or to few directions; None if it has not.
 
-    A point: items differ by the rounding of float32 alone. Few directions: both RankMe and the effective rank are below 5,
-    though there are many dimensions and items. A mean far from the origin lowers the first alone, and outliers the second.
-    Embeddings of up to 10 classes are not judged, since each class may well lie in one direction.
+    In a collapse to a point, items only differ by the rounding of float32. In a collapse to few directions, RankMe and the
+    effective rank are both below 5, although there are at least 50 dimensions and items. Both must be low, because a mean
+    far from the origin lowers RankMe, and outliers lower the effective rank. With up to 10 classes this is not judged,
+    because a good embedding may use one direction per class.
     """
     if items > 1 and spread < ROUNDING:
         return (
             f"The embedding has collapsed to a point: {counted(items, 'item')} differ by {spread:.1e} of their length, "
-            "which is rounding."
+            "which is only rounding."
         )
     is_judged = min(items, dim) >= FEWEST_TO_JUDGE and (classes is None or classes > 2 * FEWEST_DIRECTIONS)
     if is_judged and max(rankme, effective_rank) < FEWEST_DIRECTIONS:
         return (
-            f"The embedding has collapsed to few directions: RankMe is {rankme:.2f} of {min(items, dim)}, the effective "
-            f"rank {effective_rank:.2f}."
+            f"The embedding has collapsed to few directions: RankMe is {rankme:.2f} and the effective rank is "
+            f"{effective_rank:.2f}, of at most {min(items, dim)}."
         )
     return None
 
@@ -206,25 +216,26 @@ def embedding_health(
     normalize: bool = False,
     share: Share = EVERYTHING,
 ) -> EmbeddingHealth:
-    """Compute numbers that show the health of an embedding without a ranking (see the module docstring). Collective.
+    """Return numbers on the health of an embedding: collapse, used directions, class geometry and hubs. *Collective*.
 
-    The numbers do not depend on the order of the items. The number of processes changes their last digits alone. All but
-    the neighbours take one matrix of (dim, dim) beyond the embeddings.
+    The module docstring has the definitions and their sources. The order of the items does not change the numbers. The
+    number of processes only changes their last digits. Except for the neighbour search, the memory is one (dim, dim) matrix
+    in addition to the embeddings.
 
     Args:
-        embeddings: (items, dim) finite floating-point rows of any scale, or `Shards`, whose rows are all loaded.
-        labels: (items,) integers or strings; without them there are no `nc1`, `cdnv` and `alignment`.
-        ids: (items,) identity of each item, where some come several times: the first of each id is counted.
-        k: Neighbours of the hubness, at least 2, by their Euclidean distance; items as near as the last of them share the
-            count that remains. None leaves out what needs neighbours, which takes most of the time and, with several
-            processes, all embeddings in each of them.
-        normalize: Scale each embedding to length 1 first; neighbours are then those of the cosine.
-        share: Which part of the items this process holds, see `Share`.
+        embeddings: (items, dim) finite floating-point rows of any scale, or `Shards`. All rows of `Shards` are loaded.
+        labels: (items,) integers or strings, for `nc1`, `cdnv` and `alignment`.
+        ids: (items,) id of each item, if some items are repeated. Only the first item of each id counts.
+        k: Number of neighbours for the hubness, at least 2, by Euclidean distance. Items that tie with the last neighbour
+            share its count. With None, there is no neighbour search. The search takes most of the time, and with several
+            processes it needs all embeddings in each process.
+        normalize: Scale each embedding to length 1 first. The neighbours are then the cosine neighbours.
+        share: The part of the items that this process has; see `Share`.
 
     Raises:
-        ValueError: If embeddings are not a finite (items, dim) matrix with at least one item, labels are not one for each
-            item, k is below 2, or processes that make the call together make it in different ways; the same in every
-            process.
+        ValueError: If embeddings are not a finite (items, dim) matrix with at least one item, the number of labels differs
+            from the number of items, k is below 2, or the processes pass different arguments. Every process raises the
+            same error.
 
     Examples:
         >>> import torch

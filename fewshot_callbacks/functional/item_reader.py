@@ -1,4 +1,4 @@
-"""Reads the items of a call from its arguments: arrays or files, with their labels, ids, groups and other columns."""
+"""Reads the items of a call: arrays or files, with labels, ids, groups and other columns."""
 
 from __future__ import annotations
 
@@ -37,42 +37,42 @@ from fewshot_callbacks.system.words import counted, verb
 
 # Rows in files are loaded if, as float32, they take at most this share of the budget.
 LOADED_SHARE = 0.25
-# A gallery in memory is converted as a whole if, as float32, it takes at most this share of the budget. A larger one is
-# converted in chunks, each of them once for all queries.
+# A gallery in memory is converted as a whole if, as float32, it takes at most this share of the budget. A larger gallery is
+# converted in chunks, each chunk once for all queries.
 COPIED_SHARE = 0.8
 # The arguments that are columns, in the order in which they are read.
 _COLUMNS = tuple(f"{prefix}_{kind}" for kind in KINDS for prefix in ("query", "gallery"))
 
 
 class Takes(NamedTuple):
-    """Which arguments a function takes, where functions differ.
+    """The arguments in which functions differ.
 
-    All functions take files, shares, ids and groups, but for `embedding_health`, which takes no groups.
+    All functions take files, shares, ids and groups, except that `embedding_health` does not take groups.
     """
 
     labels: bool = True
-    """whether the function needs labels; otherwise they may be left out"""
+    """whether the function needs labels; otherwise they are optional"""
     label_sets: bool = False
     """whether an item may have several labels"""
     query_ids_alone: bool = False
-    """whether the queries may have ids although the gallery has none; the first query of each id is counted"""
+    """whether the queries may have ids if the gallery has none; the first query of each id counts"""
     notes: bool = True
-    """whether the result has notes on ids and copies; only then are ids checked, and rows hashed while they are read"""
+    """whether the result has notes on ids and copies, which need checks of ids and hashes of rows"""
     one_set: bool = False
-    """whether the arguments are `embeddings`, `labels`, `ids` and `groups` of one set, and no queries and gallery"""
+    """whether the arguments are `embeddings`, `labels`, `ids` and `groups`, instead of queries and gallery"""
     excludes: bool = True
-    """whether ids and groups exclude candidates, so that both of two sets need them"""
+    """whether ids and groups exclude candidates, so that both sets need them"""
     needs_gallery: bool = False
-    """whether one set is not enough"""
+    """whether a gallery is required"""
     second: str = "gallery"
-    """name of the argument of the second set; the names of its columns begin with it"""
+    """name of the second set, with which its columns begin"""
     id_hashes: bool = False
-    """whether the result has a digest of the ids, for which the items have the column `id_hashes`"""
+    """whether the result has a digest of the ids, from the column `id_hashes`"""
 
     def argument(self, name: str) -> str:
-        """Return the name of an argument such as `queries` or `query_ids` in messages."""
+        """Return the user's name of an argument such as `queries` or `query_ids`."""
         if not self.one_set:
-            return name.replace("gallery", self.second).replace("query_slices", "slices")  # a gallery has no slices
+            return name.replace("gallery", self.second).replace("query_slices", "slices")  # only queries have slices
         return "embeddings" if name == "queries" else name.removeprefix("query_")
 
 
@@ -109,18 +109,18 @@ def read_items(
         call: The public function, for messages and for `TAKES`.
         queries: Queries of this process: an array, or files.
         gallery: Gallery items of this process; None for one set.
-        columns: Labels, ids, groups and other columns of this process, by the name of the argument, such as `query_ids`;
-            None where it was not given, in which all processes must agree.
-        share: Which share of the sets this process holds.
-        similarity: How queries and gallery will be compared.
-        memory: Budget in bytes. Rows in files stay there if they take much of it.
-        labelled: Whether labels are read. They are not if judgements say which items are relevant.
-        choose: Function that returns the indices of the queries that are searched for, given the number of all queries; None
-            for the first query of each id.
+        columns: Labels, ids, groups and other columns of this process, by the name of the argument, such as `query_ids`.
+            None for a column that was not passed; all processes must agree on this.
+        share: The part of the sets that this process has.
+        similarity: Similarity of queries and gallery.
+        memory: Budget in bytes. Rows stay in their files if they would take much of it.
+        labelled: Whether labels are read. They are not read if judgements define the relevant items.
+        choose: Function that returns the indices of the queries to search for, given the number of all queries. With None,
+            the first query of each id is searched for.
 
     Raises:
-        ValueError: If a shape, type or size does not fit, rows hold NaN or Inf, or a set is empty; the same in every
-            process.
+        ValueError: If a shape, type or size does not fit, rows contain NaN or Inf, or a set is empty. Every process raises
+            the same error.
     """
     check_similarity(similarity)
     takes = TAKES.get(call, Takes())
@@ -129,7 +129,7 @@ def read_items(
     processes = share.processes
     passed = {name for name, values in columns.items() if values is not None}
     queries, gallery, columns = with_stored_arrays(call, queries, gallery, columns, labelled=labelled, takes=takes)
-    # All processes read columns in the same order. Columns from files come in another order than arguments.
+    # All processes read columns in the same order. (Columns from files are in another order than arguments.)
     columns = {name: columns[name] for name in dict.fromkeys((*_COLUMNS, *sorted(columns))) if name in columns}
     present = {"gallery": presence(gallery), **{name: presence(columns.get(name)) for name in _COLUMNS}}
     processes.refuse_other_calls(call, {takes.argument(name): value for name, value in present.items()})
@@ -159,8 +159,8 @@ def read_items(
 def _stored_in_all(processes: Processes, items: Items, memory: float) -> Items:
     """Return the items of one set, whose rows are in memory in every process or in none. *Collective*.
 
-    Only a set in memory is compared with itself as one set, and all processes must compare in the same way. Some of them may
-    have no rows, or rows in memory, while the others have files.
+    A set is only compared with itself as one set if it is in memory, and all processes must compare in the same way. Some
+    processes may have files while others have rows in memory or no rows.
     """
     is_stored = isinstance(items.rows, StoredRows)
     is_stored_somewhere = any(processes.gather(is_stored))
@@ -170,7 +170,7 @@ def _stored_in_all(processes: Processes, items: Items, memory: float) -> Items:
 
 
 def _counted(sets: ItemSets, chosen: Int[Tensor, "chosen"] | None) -> ItemSets:
-    """Return the first gallery item of each id, and the first query of each id or the queries that are chosen."""
+    """Return the sets with the first gallery item of each id, and the first query of each id or the chosen queries."""
     queries = sets.queries
     gallery = sets.gallery
     first_items = _first_of_repeated(gallery)
@@ -187,14 +187,14 @@ def _counted(sets: ItemSets, chosen: Int[Tensor, "chosen"] | None) -> ItemSets:
     self_match = torch.arange(counted_queries.length) if chosen is None else chosen
     if chosen is not None and "ids" in queries.columns:
         self_match = places_of(counted_queries.columns["ids"], counted_gallery.columns["ids"])
-    # The items of one set have different ids now. So ids exclude nothing but the query itself.
+    # Ids are now unique within one set, so they only exclude the query itself.
     return replace(
         sets, queries=counted_queries.without("ids"), gallery=counted_gallery.without("ids"), self_match=self_match
     )
 
 
 def _first_of_repeated(items: Items) -> Int[Tensor, "counted"] | None:
-    """Return the place of the first item of each id; None if no id repeats, or if there are no ids."""
+    """Return the place of the first item of each id; None if no id is repeated, or if there are no ids."""
     if "ids" not in items.columns:
         return None
     first = first_of_each(items.columns["ids"])
@@ -204,9 +204,9 @@ def _first_of_repeated(items: Items) -> Int[Tensor, "counted"] | None:
 def _refuse_lone(
     call: str, is_one_set: bool, columns: Mapping[str, Any], passed: Set[str], takes: Takes, *, labelled: bool
 ) -> None:
-    """Refuse a column that only one of two sets has, and a column of a gallery that was not passed.
+    """Refuse a column that only one of two sets has, and a gallery column without a gallery.
 
-    Ids in the files of one of two sets are not refused. They count each of its items once, and exclude nothing.
+    Ids in the files of only one set are accepted. Each of its ids counts once, and nothing is excluded.
     """
     if takes.needs_gallery and is_one_set:
         raise InputError(
@@ -218,19 +218,19 @@ def _refuse_lone(
     if takes.labels and has_gallery_labels == is_one_set:
         fact = "gallery_labels without gallery" if is_one_set else "gallery without gallery_labels"
         or_neither = "" if takes.needs_gallery else ", or neither for leave-one-out"
-        raise InputError(f"{call}: {fact}. gallery and gallery_labels belong together: pass both{or_neither}.")
+        raise InputError(f"{call}: {fact}. Pass both gallery and gallery_labels{or_neither}.")
     if labelled and not takes.labels and has_gallery_labels != (has_query_labels and not is_one_set):
         raise InputError(
             f"{call}: query_labels, gallery and gallery_labels do not fit together. With a gallery, pass both query_labels "
-            "and gallery_labels, or neither. Without a gallery, pass query_labels alone."
+            "and gallery_labels, or neither. Without a gallery, only pass query_labels."
         )
     for kind in EXCLUDING:
         has_query = f"query_{kind}" in present
         has_gallery = f"gallery_{kind}" in present
         if is_one_set and has_gallery:
             raise InputError(
-                f"{call}: gallery_{kind} without a gallery. Pass query_{kind}= alone, which names the items of one set, or "
-                "pass the gallery, too."
+                f"{call}: gallery_{kind} without a gallery. Only pass query_{kind}=, which belongs to all items of one "
+                "set, or pass the gallery, too."
             )
         if not takes.excludes:
             continue
@@ -260,9 +260,9 @@ def _notes_on_ids(processes: Processes, sides: Mapping[str, Items]) -> list[str]
 def _notes_on_ids_of_both(
     query_labels: Tensor, gallery_labels: Tensor, query_ids: Tensor, gallery_ids: Tensor
 ) -> list[str]:
-    """Return a note on ids that name a query and a gallery item that cannot be one item.
+    """Return a note on ids that a query and a gallery item share although their labels differ.
 
-    Embeddings may differ, for two models may have made them; labels may not.
+    Their embeddings may differ, because the two may come from different models.
     """
     ordered, order = gallery_ids.sort(stable=True)
     position = torch.searchsorted(ordered, query_ids).clamp(max=len(ordered) - 1)
@@ -270,17 +270,17 @@ def _notes_on_ids_of_both(
     differing = int((is_in_gallery & (query_labels != gallery_labels[order[position]])).sum())
     if not differing:
         return []
-    named = verb(differing, "names a query and a gallery item", "name queries and gallery items")
+    named = verb(differing, "belongs to a query and a gallery item", "belong to queries and gallery items")
     return [
-        f"{counted(differing, 'id')} {named} of different labels, which cannot be the same item, and no such item is a "
-        "candidate for its query. Pass ids that mean the same in both sets, such as the path of a file, or none if no query "
-        "is in the gallery."
+        f"{counted(differing, 'id')} {named} with different labels, which cannot be the same item, and no such item is a "
+        "candidate for its query. Pass ids that identify an item in both sets, such as file paths, or no ids if no "
+        "query is in the gallery."
     ]
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads and checks what this process was given of each set."""
+    """Reads and checks the part of each set that this process has."""
 
     # the public function, for messages
     call: str
@@ -298,12 +298,12 @@ class _Reader:
         Args:
             name: `queries` or `gallery`, for messages.
             array: Rows of this process.
-            places: Their places; None if the rows of each process follow those of the process before.
+            places: Their places; None if the rows of each process follow the rows of the process before.
             is_gallery: Whether the rows are the gallery.
         """
         rows = self._rows(name, without_arrow(array, name, self.call), is_gallery=is_gallery)
         items = len(rows) if rows.ndim else 0
-        if items or self.processes.count == 1:  # one of several processes may hold nothing
+        if items or self.processes.count == 1:  # one of several processes may have no rows
             code = name if self.as_codes and hasattr(array, "__array__") else tensor_code(name, array)
             rows = self._checked(name, rows, code)
         dim = rows.shape[1] if rows.ndim == 2 else 0
@@ -326,7 +326,7 @@ class _Reader:
     def with_columns(
         self, sides: Mapping[str, Items], columns: Mapping[str, Any], takes: Takes
     ) -> tuple[dict[str, Items], tuple[Any, ...] | None]:
-        """Return both sets with their columns, and the label of each label code. *Collective*.
+        """Return the sets with their columns, and the label of each label code. *Collective*.
 
         Args:
             sides: The sets without columns, by the prefix of their arguments: `query` and `gallery`.
@@ -364,14 +364,14 @@ class _Reader:
         return {prefix: items.with_columns(**of_sides[prefix]) for prefix, items in sides.items()}, names
 
     def _rows(self, name: str, array: Any, *, is_gallery: bool) -> Tensor | StoredRows:
-        """Return rows in memory; or rows that stay where they are, if they take much of the budget. *Collective*."""
+        """Return rows in memory, or rows that stay in their files if they take much of the budget. *Collective*."""
         is_read = is_read_by_slices(array) and not self.as_codes
         rows = array
         if not is_read:
             rows = rows_of(array, slice(0, int(array.shape[0]))) if is_read_by_slices(array) else array
             rows = as_tensor(rows, name, self.call).cpu()
         in_memory = isinstance(array, Tensor) or type(array) is np.ndarray or not is_read
-        # Queries in memory are copied block by block anyway.
+        # Queries in memory are copied in blocks anyway.
         may_stay = (is_gallery or not in_memory) and not self.as_codes and len(rows.shape) == 2
         size = 4.0 * math.prod(rows.shape) if may_stay else 0.0
         limit = (LOADED_SHARE if is_read else COPIED_SHARE) * self.memory
@@ -379,13 +379,13 @@ class _Reader:
         if stays:
             return StoredRows(rows, self.memory) if is_read or rows.is_floating_point() else rows
         if is_read:
-            stored = StoredRows(rows, self.memory)  # an array need not have a length
+            stored = StoredRows(rows, self.memory)  # some arrays have no length
             return stored.read(slice(0, len(stored)))
         resident: Tensor = rows
         return resident
 
     def _checked(self, name: str, rows: Tensor | StoredRows, code: str) -> Tensor | StoredRows:
-        """Return codes of -1 and +1, or vectors that can be compared; half precision becomes float32 in memory."""
+        """Return codes of -1 and +1, or vectors in a type that can be compared. Half precision becomes float32 in memory."""
         if self.as_codes:
             assert isinstance(rows, Tensor)
             return signs(rows, name, self.call, code)
@@ -393,7 +393,7 @@ class _Reader:
         return rows if isinstance(rows, StoredRows) else computable(rows)
 
     def _checked_rows(self, rows: Tensor | StoredRows) -> tuple[Int[Tensor, "bad"], NDArray[np.int64] | None]:
-        """Return the indices of rows with NaN or Inf, and the hash of each row that is read for it; None for other rows."""
+        """Return the indices of rows with NaN or Inf, and the hashes of rows if they had to be read; else None."""
         nothing = torch.empty(0, dtype=torch.int64)
         if not isinstance(rows, StoredRows):
             return nothing if self.as_codes else non_finite_rows(rows), None
@@ -408,7 +408,7 @@ class _Reader:
     def _of_one_kind(
         self, name: str, rows: Tensor | StoredRows, items: int, dim: int
     ) -> tuple[list[int], Tensor | StoredRows]:
-        """Return the number of items of each process, and the rows in the type that all processes use. *Collective*."""
+        """Return the number of items of each process, and the rows in a common type. *Collective*."""
         kinds = self.processes.gather((items, dim, rows.dtype))
         holders = {rank: kind for rank, kind in enumerate(kinds) if kind[0]}
         if not holders:
@@ -427,7 +427,7 @@ class _Reader:
 
 
 def _of_one_type(queries: Items, gallery: Items | None) -> tuple[Items, Items]:
-    """Return queries and gallery with the same type of rows, if both are in memory; one set is its own gallery."""
+    """Return queries and gallery in a common type if both are in memory. Without a gallery, the queries are the gallery."""
     if gallery is None:
         return queries, queries
     if isinstance(queries.rows, StoredRows) or isinstance(gallery.rows, StoredRows):
@@ -437,7 +437,7 @@ def _of_one_type(queries: Items, gallery: Items | None) -> tuple[Items, Items]:
 
 
 def _nouns(prefix: str, takes: Takes, *, as_codes: bool) -> str:
-    """Name the items of one side in messages."""
+    """Return the noun for the items of one side in messages."""
     if prefix == "gallery":
         return f"{takes.second} codes" if as_codes else f"{takes.second} items"
     return "query codes" if as_codes else "queries"
@@ -448,8 +448,8 @@ def _check_dims(call: str, takes: Takes, queries: int, gallery: int, *, as_codes
         second = "the gallery" if takes.second == "gallery" else takes.second
         fact = f"queries have dimension {queries}, {second} has {gallery}"
         if as_codes:
-            fact = f"codes of {queries} bits cannot be compared with {second} of {gallery} bits"
-        raise InputError(f"{call}: {fact}. Both must come from the same model.")
+            fact = f"the codes of the queries have {queries} bits, {second} has {gallery} bits"
+        raise InputError(f"{call}: {fact}. Pass embeddings of the same model.")
 
 
 def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
@@ -458,37 +458,37 @@ def refuse_other_dims(call: str, name: str, dims: Mapping[int, int]) -> None:
     for rank, dim_of_rank in dims.items():
         if dim_of_rank != dim:
             raise InputError(
-                f"{call}: {name} have dimension {dim} in process {first}, {dim_of_rank} in process {rank}. All must "
-                "come from the same model."
+                f"{call}: {name} have dimension {dim} in process {first}, but {dim_of_rank} in process {rank}. Pass "
+                "embeddings of the same model in all processes."
             )
 
 
 def check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
-    """Refuse places of all items that are not each of 0, 1, 2, ... once."""
+    """Refuse places that are not 0, 1, 2, ..., each once."""
     if not torch.equal(places.sort().values, torch.arange(len(places))):
         raise InputError(
-            f"{call}: the places of {name} must be 0 to {len(places) - 1}, each once over all processes. Number the rows "
-            "that you pass, without those that you left out."
+            f"{call}: the places of {name} must be 0 to {len(places) - 1}, each once over all processes. Number only "
+            "the rows that you pass."
         )
 
 
 def with_stored_arrays(
     call: str, queries: Any, gallery: Any, arrays: Mapping[str, Any], *, labelled: bool, takes: Takes | None = None
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """Return queries, gallery, and their labels, ids and groups: those that are passed, else those in the files.
+    """Return queries, gallery, and their labels, ids and groups. Arguments take precedence over files.
 
-    Labels that only the files of one of two sets hold are left out, if the function does not need labels.
+    Labels in the files of only one of two sets are left out if the function does not need labels.
 
     Args:
         call: The public function, for messages.
-        queries: Rows of the queries; `Shards` with `is_gallery` are divided into queries and gallery.
+        queries: Rows of the queries. `Shards` with `is_gallery` are divided into queries and gallery.
         gallery: Rows of the gallery; None for one set.
-        arrays: Labels, ids and groups by the name of the argument, such as `query_ids`; None where none are passed.
+        arrays: Labels, ids and groups by the name of the argument, such as `query_ids`; None if they were not passed.
         labelled: Whether labels are used.
-        takes: Which arguments the function takes.
+        takes: The arguments of the function.
 
     Raises:
-        ValueError: If the files of one of two sets hold groups, and the other set has none.
+        ValueError: If only the files of one of two sets have groups.
     """
     passed = {name: array for name, array in arrays.items() if array is not None}
     if isinstance(queries, Shards) and queries.is_gallery is not None and gallery is None:
@@ -512,7 +512,7 @@ def with_stored_arrays(
 
 
 def _refuse_groups_of_one(call: str, kind: str, merged: Mapping[str, Any], passed: Mapping[str, Any]) -> None:
-    """Refuse groups that the files of one of two sets hold, if the other set has none."""
+    """Refuse groups in the files of one of two sets if the other set has none."""
     prefixes = {"query", "gallery"}
     with_groups = {prefix for prefix in prefixes if merged.get(f"{prefix}_{kind}") is not None}
     if len(with_groups) != 1:
@@ -522,6 +522,6 @@ def _refuse_groups_of_one(call: str, kind: str, merged: Mapping[str, Any], passe
     if f"{grouped}_{kind}" not in passed:
         names = {"query": "queries", "gallery": "gallery"}
         raise InputError(
-            f"{call}: only the files of the {names[grouped]} hold {kind}, which would exclude nothing. Pass {kind}= to the "
-            f"Shards of both sets, or {other_prefix}_{kind}=."
+            f"{call}: only the files of the {names[grouped]} have {kind}, so these would not exclude anything. Pass "
+            f"{kind}= to the Shards of both sets, or {other_prefix}_{kind}=."
         )

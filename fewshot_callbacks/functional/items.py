@@ -1,10 +1,9 @@
-"""The items of a call: its queries and its gallery, which `item_reader` reads for every function in one way.
+"""The items of a call: its queries and its gallery. `item_reader` reads them for all functions in the same way.
 
     arrays, files -> read_items -> ItemSets -> vectors, rules, columns -> the computation of the function
 
-Rows are vectors. Each process has its own rows, in memory or in files, and never the rows of all processes. Columns are
-labels, ids, groups, and anything else that is known of each item. Every process has the columns of all items as codes: a
-code takes 8 bytes, little compared with a vector.
+Rows are vectors. Each process has only its own rows, in memory or in files. Columns are labels, ids, groups and other values
+per item. Every process has the columns of all items, as codes. A code takes 8 bytes, which is little compared with a vector.
 """
 
 from __future__ import annotations
@@ -28,21 +27,29 @@ from fewshot_callbacks.functional._repeated import Copies, HashedRows, count_equ
 from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.storage.stored_rows import StoredRows, as_one_tensor
 
-# Columns that exclude: an item is not a candidate of a query with the same code.
+# Columns that exclude candidates: an item is not a candidate of a query with the same code.
 EXCLUDING = ("ids", "groups")
-# Those of them in which a query may share its code with several items. An id is the id of one item.
+# Excluding columns in which a query may share its code with several items. An id belongs to one item.
 GROUPING = tuple(kind for kind in EXCLUDING if kind != "ids")
-# All columns that arguments and files may have. Add a new kind here: processes compare which of these kinds they were given.
+# All columns that arguments and files may have. Processes compare which of these they got, so add a new kind here.
 KINDS = ("labels", *EXCLUDING)
 
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """Which share of the queries and of the gallery this process holds, where several make a call together.
+    """The part of the queries and of the gallery that this process has, if several processes make a call together.
 
-    A share may be empty. Each process returns the report of the whole sets, the same as a single process would.
-    Functions exchange the shares of the gallery in chunks, so that no process ever holds the whole gallery. Only
-    `embedding_health` with `k` joins the rows of all in each process.
+    A part may be empty. Every process returns the report of the whole sets, the same as a single process would. Functions
+    exchange the gallery in chunks, so no process needs memory for the whole gallery. Only `embedding_health` with `k`
+    gathers all rows in each process.
+
+    Attributes:
+        processes: The processes that make the call together; see `metrics.TorchProcesses`.
+        query_places: (queries,) index of each query among the queries of all processes, from 0 to their number - 1. It
+            decides the order of `per_query` and the random draws. By default, the queries of each process follow the
+            queries of the previous process. Rows that you left out yourself have no place. Rows that repeat an id have
+            a place.
+        gallery_places: (gallery,) index of each gallery item in the whole gallery.
 
     Examples:
         >>> import torch
@@ -54,16 +61,11 @@ class Share:
     """
 
     processes: Processes = ALONE
-    """the processes that make the call together, see `metrics.TorchProcesses`"""
     query_places: Any | None = None
-    """(queries,) index of each query among the queries that all processes pass, from 0 to their number - 1. It determines
-    the order of `per_query` and the random draws. By default, the queries of each process follow the queries of the previous
-    process. Rows that you left out yourself have no place; rows that repeat an id have one."""
     gallery_places: Any | None = None
-    """(gallery,) index of each gallery item in the whole gallery"""
 
     def refuse_other_settings(self, call: str, settings: Mapping[str, object]) -> None:
-        """Refuse processes that were called with other settings, or of which only some have places. *Collective*."""
+        """Refuse different settings in different processes, and places in only some of them. *Collective*."""
         places = {"query_places": self.query_places, "gallery_places": self.gallery_places}
         present = {name: presence(array) for name, array in places.items()}
         self.processes.refuse_other_calls(call, {**settings, **present})
@@ -74,26 +76,26 @@ EVERYTHING = Share()
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """The queries, or the gallery: the rows of this process, and the columns of all items.
+    """The queries or the gallery: the rows of this process, and the columns of all items.
 
-    The place of an item is its index among the items of all processes. Inside the package, items are named by their places.
-    `to_origins` turns places into indices of the caller. `take` numbers the places anew.
+    The place of an item is its index among the items of all processes. The package identifies items by their places.
+    `to_origins` turns places into indices of the caller. `take` renumbers the places.
     """
 
     rows: Tensor | StoredRows
-    """rows of this process: float32 or float64; binary codes are int8 of -1 and +1"""
+    """rows of this process: float32 or float64, or int8 with -1 and +1 for binary codes"""
     places: Int[Tensor, "rows"]
-    """place of each row of this process; over all processes, each of 0 to length - 1 once"""
+    """place of each row of this process; over all processes, each of 0 to length - 1 occurs once"""
     length: int
     """number of items of all processes"""
     columns: Mapping[str, Int[Tensor, "items"]] = field(default_factory=dict)
-    """name -> code of each item of all processes, by place; equal values of queries and gallery have equal codes"""
+    """name -> code of each item of all processes, by place; queries and gallery share the codes"""
     origins: Int[Tensor, "items"] | None = None
-    """index of each item among the items that the caller passed, ascending; None if no item was left out"""
+    """index of each item among the items of the caller, ascending; None if no item was left out"""
     given: int = 0
     """number of items that the caller passed, in all processes"""
     hashes: Int[np.ndarray, "rows"] | None = None
-    """hash of each row of this process, see `row_hashes`; None before they are computed"""
+    """hash of each row of this process (see `row_hashes`); None before they are computed"""
 
     @property
     def labels(self) -> Int[Tensor, "items"]:
@@ -101,11 +103,11 @@ class Items:
         return self.columns["labels"]
 
     def of_rows(self, column: str) -> Int[Tensor, "rows"]:
-        """Return the codes of the rows of this process in a column."""
+        """Return the codes in a column for the rows of this process."""
         return self.columns[column][self.places]
 
     def of_all(self, processes: Processes, values: Shaped[Tensor, "*shape rows"]) -> Shaped[Tensor, "*shape items"]:
-        """Return the values of the items of all processes, by place, given those of the rows of this one. *Collective*."""
+        """Return the values of all items by place, given the values for the rows of this process. *Collective*."""
         return processes.placed(values, self.places, self.length)
 
     def is_row_of(self, index: Int[Tensor, "chosen"]) -> Bool[Tensor, "rows"]:
@@ -113,7 +115,7 @@ class Items:
         return torch.isin(self.places, index)
 
     def take(self, index: Int[Tensor, "chosen"], memory: float | None) -> Items:
-        """Return the items with these places. They are numbered anew: the first has place 0.
+        """Return the items with these places, renumbered from 0.
 
         Args:
             index: Places of the items, ascending.
@@ -144,41 +146,41 @@ class Items:
         return replace(self, columns={name: codes for name, codes in self.columns.items() if name not in names})
 
     def to_origins(self, places: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Return the indices of items among those that the caller passed, given their places; -1 stays -1."""
+        """Return the indices among the items of the caller, given places; -1 stays -1."""
         return places if self.origins is None else torch.where(places >= 0, self.origins[places], -1)
 
 
 class Rules(NamedTuple):
-    """Which items are no candidates of the queries of this process, as the engine takes it.
+    """The items that are not candidates of the queries of this process, in the form that the engine needs.
 
-    Items are numbered as in the engine: the first numbers are those of the items of this process, see `engine.chunks`.
+    Items have the numbers of the engine. The items of this process have the first numbers (see `engine.chunks`).
     """
 
     places: Int[np.ndarray, "items"]
     """place of each item of all processes"""
     self_match: NDArray[np.int32]
-    """(queries,) number of the item that each query is; -1 for none"""
+    """(queries,) number of the item that is the query itself; -1 for none"""
     codes: list[tuple[Ints, Ints]]
-    """codes of the queries and of the items, for each reason to exclude: a pair with equal codes is not compared"""
+    """(query codes, item codes) per reason to exclude; a pair with equal codes is not compared"""
 
 
 @dataclass(frozen=True, eq=False)
 class ItemSets:
-    """The queries and the gallery of a call, checked, without repeated ids, and ready to be compared. It never changes.
+    """The checked queries and gallery of a call, without repeated ids. The object never changes.
 
-    With one set, the rows of the gallery are those of the queries, or the queries are some of them.
+    Without a gallery, the queries are the gallery, or a part of it.
     """
 
     queries: Items
     gallery: Items
     self_match: Int[Tensor, "queries"] | None
-    """with one set, the place in the gallery of each query of all processes, and -1 for none; None for two sets"""
+    """with one set, the gallery place of each query of all processes, -1 for none; None for two sets"""
     similarity: Similarity
     processes: Processes
     memory: float
     """budget in bytes"""
     label_names: tuple[Any, ...] | None = None
-    """the string, or the set of labels, of each label code, ascending; None for labels that are integers"""
+    """string or set of labels of each label code, ascending; None for integer labels"""
     notes_on_ids: tuple[str, ...] = ()
     """notes on ids that different items share"""
 
@@ -189,7 +191,7 @@ class ItemSets:
 
     @property
     def is_one_set(self) -> bool:
-        """Whether the queries are the whole gallery, in memory, so that each score serves both items of a pair."""
+        """Whether the queries are the whole gallery in memory, so that each score serves both items of a pair."""
         has_same_rows = self.same_set and self.queries.rows is self.gallery.rows
         return has_same_rows and not isinstance(self.gallery.rows, StoredRows)
 
@@ -201,14 +203,14 @@ class ItemSets:
     # --------------------------------------------------------------------------------------- what the engine is given
 
     def vectors(self, threads: int) -> Vectors:
-        """Return the queries and the gallery as they are compared. *Collective*."""
+        """Return the queries and the gallery for the engine. *Collective*."""
         gallery = None if self.is_one_set else self.gallery.rows
         hashes = (self.queries.hashes, self.gallery.hashes)
         rows = as_one_tensor(self.queries.rows)
         return Vectors.of(rows, gallery, self.similarity, threads=threads, processes=self.processes, hashes=hashes)
 
     def rules(self) -> Rules:
-        """Return which items are no candidates of the queries of this process. *Collective*."""
+        """Return the items that are not candidates of the queries of this process. *Collective*."""
         places = gather_in_item_order(self.processes, self.gallery.places.numpy())
         self_match = np.full(len(self.queries.places), -1, np.int32)
         if self.self_match is not None:
@@ -222,15 +224,15 @@ class ItemSets:
         return Rules(places, self_match, codes)
 
     def relevance_of_labels(self, rules: Rules) -> PairRelevance:
-        """Return which items have the label of each query of this process, given which are no candidates."""
+        """Return the items with the label of each query of this process, given the items that are not candidates."""
         lists = Lists.of_labels(self.queries.of_rows("labels").numpy(), self.gallery.labels.numpy()[rules.places])
         return PairRelevance(lists, rules.self_match, rules.codes, symmetric=self.is_one_set)
 
     def exclusions(self, *names: str) -> list[tuple[Ints, Ints]]:
-        """Return the codes of all queries and of all gallery items, for each column that excludes and that both have.
+        """Return (query codes, item codes) for each excluding column that both sets have.
 
         Args:
-            *names: Some of these columns; all if there are none.
+            *names: Names of excluding columns; by default all.
         """
         in_both = self.queries.columns.keys() & self.gallery.columns.keys()
         return [
@@ -242,7 +244,7 @@ class ItemSets:
     # ------------------------------------------------------------------------------------------- candidates and copies
 
     def items_of_queries(self) -> Int[Tensor, "queries"]:
-        """Return the place of the gallery item that each query is, in one set or by its id; -1 for none."""
+        """Return the place of the gallery item that is the query itself, in one set or by its id; -1 for none."""
         if self.self_match is not None:
             return self.self_match
         if not {"ids"} <= self.queries.columns.keys() & self.gallery.columns.keys():
@@ -250,12 +252,12 @@ class ItemSets:
         return places_of(self.queries.columns["ids"], self.gallery.columns["ids"])
 
     def count_candidates_with(self, column: str) -> Int[np.ndarray, "queries"]:
-        """Return how many candidates of each query have its code in a column."""
+        """Return the number of candidates of each query that have its code in a column."""
         of_queries = self.queries.columns[column].numpy()
         of_items = self.gallery.columns[column].numpy()
         groups = self.exclusions(*GROUPING)
         counts = count_equal_candidates([(of_queries, of_items)], groups)
-        # Ids exclude one item at most: the query itself. If its group has excluded it as well, it is not subtracted twice.
+        # Ids exclude at most one item, the query itself. If its group also excludes it, it is not subtracted twice.
         item = self.items_of_queries().numpy()
         is_counted = (item >= 0) & (of_items[item] == of_queries)
         for groups_of_queries, groups_of_items in groups:
@@ -264,7 +266,7 @@ class ItemSets:
         return candidates
 
     def hashed(self) -> ItemSets:
-        """Return the same sets with the hash of each row, in the type in which rows are compared. *Collective*."""
+        """Return the same sets with the hash of each row, in the type of the comparison. *Collective*."""
         has_doubles = torch.float64 in (self.queries.rows.dtype, self.gallery.rows.dtype)
         dtype = torch.float64 if any(self.processes.gather(has_doubles)) else torch.float32
         if self.as_codes:
@@ -275,7 +277,7 @@ class ItemSets:
         return replace(self, queries=queries, gallery=_hashed(self.gallery, dtype))
 
     def copies(self) -> Copies:
-        """Return the copies of each query among its candidates. The sets have hashes and labels. *Collective*."""
+        """Return the copies of each query among its candidates. The sets need hashes and labels. *Collective*."""
         queries = self._hashed_rows(self.queries)
         gallery = queries if self.is_one_set else self._hashed_rows(self.gallery)
         return Copies.among(
@@ -297,8 +299,8 @@ class ItemSets:
         """Return the notes on ids that different items share, and on copies.
 
         Args:
-            copies: See `copies`; None if they were not counted.
-            effect: What copies do to the values.
+            copies: The copies of each query; None if they were not counted.
+            effect: Sentence on the effect of copies on the values.
         """
         notes = [*self.notes_on_ids]
         if copies is not None and copies.is_noted and copies.queries:
@@ -308,10 +310,10 @@ class ItemSets:
     # ------------------------------------------------------------------------------------------------ two sets as one
 
     def as_one_set(self) -> ItemSets:
-        """Return two sets as one set, if that changes no rank; else the same sets. *Collective*.
+        """Return two sets as one set if that does not change any rank; else the same sets. *Collective*.
 
-        Both must have the same items in the same order, and ids or groups must exclude each item from its own candidates.
-        With one set, each score serves both items of a pair.
+        Both sets must have the same items in the same order, and ids or groups must exclude each item from its own
+        candidates. With one set, each score serves both items of a pair.
         """
         exclusions = self.exclusions()
         queries = self.queries
@@ -330,32 +332,32 @@ class ItemSets:
         differ = not torch.equal(queries.rows, gallery.rows) or not torch.equal(queries.places, gallery.places)
         if self.processes.largest([float(differ)])[0]:
             return self
-        # A column in which no two items have the same code excludes nothing but the query itself.
+        # A column without repeated codes only excludes the query itself.
         codes = {name: queries.columns[name] for name in EXCLUDING if name in queries.columns}
         queries = queries.without(*(name for name, code in codes.items() if len(code.unique()) == len(code)))
         return replace(self, queries=queries, gallery=queries, self_match=torch.arange(queries.length))
 
 
-# Whether queries and gallery are one set -> what to do about items that come several times.
+# Whether queries and gallery are one set -> what to do about repeated items.
 _CURES = {
-    True: "pass query_ids= (ids of monitors, metrics and files), which names each item, and the first of each is counted "
-    "(or drop what a sampler repeats before, as gather_for_metrics of Accelerate does)",
-    False: "leave out the gallery if it holds the queries themselves, or pass query_ids= and gallery_ids= (ids "
-    "of monitors, metrics and files), so that no query finds its own copy",
+    True: "pass query_ids= (ids= in monitors, metrics and files), so that each id counts once (or drop the items that a "
+    "sampler repeats, as gather_for_metrics of Accelerate does)",
+    False: "omit the gallery if it contains the queries themselves, or pass query_ids= and gallery_ids= (ids= in monitors, "
+    "metrics and files), so that no query finds its own copy",
 }
 
 
 def _hashed(items: Items, dtype: torch.dtype) -> Items:
-    """Return items with the hash of each row in a type. Rows from files may have hashes in their own type already."""
+    """Return items with the hash of each row in a type. Rows from files may already have hashes in their own type."""
     is_known = items.hashes is not None and items.rows.dtype == dtype
     return items if is_known else replace(items, hashes=hashes_of(items.rows, dtype))
 
 
 def first_equal_rows(items: Items) -> Int[np.ndarray, "rows"]:
-    """Return, for each row of this process, the index of the first row that equals it bit for bit. The items have hashes.
+    """Return, for each row of this process, the index of the first bit-identical row. The items need hashes.
 
-    Rows in memory are compared. Rows in files with the same hash are read once more, for a second hash with other factors:
-    two different rows have 128 equal bits with a probability of about 2^-120.
+    Rows in memory are compared. Rows in files that share a hash are read again for a second hash with other factors. Two
+    different rows have 128 equal bits with a probability of about 2^-120.
     """
     assert items.hashes is not None
     if isinstance(items.rows, Tensor):
@@ -370,14 +372,14 @@ def first_equal_rows(items: Items) -> Int[np.ndarray, "rows"]:
 
 
 def places_of(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> Int[Tensor, "queries"]:
-    """Return the index of each id among distinct ids; -1 if it is not among them."""
+    """Return the index of each id in `distinct`; -1 if it is not there."""
     ordered, order = distinct.sort()
     position = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
     return torch.where(ordered[position] == ids, order[position], -1)
 
 
 class _ChosenRows:
-    """Some rows of an array, as an array.
+    """Chosen rows of an array, as an array.
 
     Args:
         rows: All rows.
@@ -391,7 +393,7 @@ class _ChosenRows:
         self.dtype = rows.dtype
 
     def __getitem__(self, span: slice) -> Tensor:
-        """Return neighbouring rows of those that are chosen. Rows between them are read, and dropped."""
+        """Return consecutive chosen rows. Rows between them are read and dropped."""
         indices = self._indices[span]
         if not len(indices):
             return self._all.read(slice(0, 0))

@@ -26,50 +26,59 @@ from fewshot_callbacks.functional.retrieval.settings import memory_bytes, severa
 from fewshot_callbacks.functional.retrieval.values import Values, or_none
 from fewshot_callbacks.functional.statistics import Interval, clustered_mean_interval, normal_quantile
 from fewshot_callbacks.settings import Metric, Similarity
-from fewshot_callbacks.system.words import counted, none_has
+from fewshot_callbacks.system.words import counted, none_has, verb
 
 _CALL = "knn_accuracy"
-# Suffix of a metric, and the last rank of the right class, by its votes, that is a hit.
+# Sentences that `KnnMonitor` replaces, because its arguments have other names.
+NO_MATCH_REMEDY = "Pass a gallery with the labels of the queries, or no gallery for leave-one-out."
+FEW_VOTERS_REMEDY = "Pass a larger gallery, or k of at most"
+# Suffix of a metric -> worst rank of the right class, by votes, that counts as a hit.
 LAST_RANKS = {"": 1, "_top5": 5}
-# Bytes of a vote, while the votes of some queries are counted.
+# Bytes per vote while votes are counted.
 VOTE_BYTES = 150
-# Share of the budget for these votes, and their largest number.
+# Share of the memory budget for votes, and the largest number of votes at a time.
 VOTES_SHARE = 0.25
 MOST_VOTES = 2**20
 
 KNN_METRICS = (
-    Metric("knn@{k}", "pairs", None, "Queries whose label has the most votes of the {k} nearest items of a gallery."),
-    Metric("knn@{k}_top5", "pairs", None, "Queries whose label is among the five with the most votes of these."),
+    Metric(
+        "knn@{k}", "pairs", None, "Share of queries whose label gets the most votes of their {k} nearest gallery items."
+    ),
+    Metric("knn@{k}_top5", "pairs", None, "Share of queries whose label is among the five labels with the most votes."),
 )
-"""What `knn_accuracy` reports."""
+"""The metrics that `knn_accuracy` reports."""
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class KnnReport(Values):
-    """The result of `knn_accuracy`."""
+    """The result of `knn_accuracy`; `print` shows the values with their intervals.
+
+    Attributes:
+        values: Metric -> mean over queries, such as `knn@10` and `knn@10_top5`. NaN if k exceeds the number of
+            candidates.
+        intervals: Metric -> confidence interval of the mean for new queries and new query classes, with this gallery.
+        confidence: Confidence level of the intervals.
+        queries: Number of queries in the means.
+        queries_without_match: Number of queries left out because no candidate has their label.
+        gallery: Number of items that may vote for a query.
+        notes: What you should know when you read the values.
+        per_query: Metric -> value of each query: 0, 1, or a fraction if classes tie. NaN for a query that is left out.
+    """
 
     _known: ClassVar = KNN_METRICS
 
     values: dict[str, float]
-    """metric -> mean over queries, `knn@10`, `knn@10_top5` and so on; NaN where k is larger than the gallery"""
     intervals: dict[str, Interval]
-    """metric -> confidence interval of its mean over other queries and classes of queries, with this gallery"""
     confidence: float
-    """confidence level of the intervals"""
     queries: int
-    """queries that the means are of"""
     queries_without_match: int
-    """queries that are left out, since no candidate has their label"""
     gallery: int
-    """items that may vote for a query"""
     notes: tuple[str, ...]
-    """what a reader of the numbers should know"""
     per_query: dict[str, Float[Tensor, "all_queries"]] = field(compare=False, repr=False)
-    """metric -> value of each query, 0, 1, or a share between them where classes tie; NaN for those left out"""
 
     def __str__(self) -> str:
-        """Return the values, one in a line with its interval, and the notes."""
+        """Return one line per value with its interval, and the notes."""
         return "\n".join(
             [f"{counted(self.queries, 'query')}, {self.gallery:,} items that vote", *self.lines(), *self.notes]
         )
@@ -89,36 +98,37 @@ class KnnReport(Values):
 
 
 class Votes(NamedTuple):
-    """The votes of the neighbours of some queries: those of one query together, the nearest first.
+    """The votes for a block of queries, sorted by query and then from the nearest neighbour to the farthest.
 
-    A vote is that of a row of the gallery for one class. All rows that are as near as the last neighbour have votes.
+    One entry is the vote of one distinct gallery row for one class. All rows that tie with the last neighbour vote.
     """
 
     query: Int[np.ndarray, "votes"]
-    """position of the query among those of this block, ascending from 0 without gaps: each of them has a vote"""
+    """position of the query in the block, ascending from 0 without gaps, because each query has a vote"""
     row: Int[np.ndarray, "votes"]
-    """number of the neighbour's row among the distinct rows of the gallery"""
+    """index of the neighbour among the distinct gallery rows"""
     voted: Int[np.ndarray, "votes"]
-    """class that is voted for"""
+    """class that gets the vote"""
     score: Float[np.ndarray, "votes"]
     """similarity of query and neighbour"""
     items: Int[np.ndarray, "votes"]
-    """number of gallery items that cast this vote: those of the class with this row, without the query itself"""
+    """number of gallery items with this class and this row, without the query itself"""
 
     @property
     def begins(self) -> Bool[np.ndarray, "votes"]:
-        """Whether a vote is the first of its query."""
+        """Whether each vote is the first vote for its query."""
         return np.append(True, self.query[1:] != self.query[:-1])
 
     def portions(self, ks: Sequence[int]) -> Iterator[Float[np.ndarray, "votes"]]:
-        """Yield, for each k, the share of one of the k slots of a query that each item fills.
+        """Yield, for each k, the weight of each item in a vote of k neighbours, in [0, 1].
 
-        It is 1 for the nearest items. Items that tie for the last slots share these, and all others fill none.
+        The weight is 1 for the nearest items. Items that tie for the last slots share these slots. All other items have
+        weight 0.
         """
         is_first_of_query = self.begins
-        # Scores are exact: those of equal distances are equal bit for bit.
+        # Scores are exact, so equal distances have bit-identical scores.
         is_first_of_level = is_first_of_query | np.append(True, self.score[1:] != self.score[:-1])
-        # A level is the votes of one query with equal scores: votes of scores 0.9, 0.9, 0.8 of query 0 and 0.7 of query 1
+        # Votes of one query with equal scores form a level. Query 0 with scores 0.9, 0.9 and 0.8 and query 1 with score 0.7
         # have the levels 0, 0, 1 and 2.
         level_of_vote = np.cumsum(is_first_of_level) - 1
         query_of_level = self.query[is_first_of_level]
@@ -149,51 +159,52 @@ def knn_accuracy(
     progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> KnnReport:
-    """Classify each query by a vote of its k nearest items of a gallery, and count how often its label wins.
+    """Return the kNN accuracy: how often the k nearest gallery items of a query vote for its label. *Collective*.
 
     Each of the k items votes for its label with the weight exp(score / temperature), or with equal weights (Wu et al.,
     "Unsupervised feature learning via non-parametric instance discrimination", CVPR 2018; Caron et al., "Emerging
-    properties in self-supervised vision transformers", ICCV 2021, and the evaluation of DINOv2). All values of k come
-    from one exact search. Nothing depends on the order of the data: items that tie as the last of the k share the votes
-    that remain, and classes that tie in votes share the hit. A class without a vote is never among the first.
+    properties in self-supervised vision transformers", ICCV 2021; the evaluation of DINOv2). One exact search serves all
+    values of k. The result does not depend on the order of the data: items that tie for the last of the k places share
+    the remaining votes, and classes with equal votes share the hit. A class without votes never counts as a hit.
 
     Args:
-        queries: (queries, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1. `Shards` bring
-            their labels, ids and groups.
-        query_labels: (queries,) integers or strings. A query whose label no candidate has is left out and counted.
-        gallery: (gallery, dim) items that vote; by default the queries, each without itself (leave-one-out).
-        gallery_labels: (gallery,) labels of the gallery.
-        query_ids: (queries,) identity of each query, where some come several times: the first of each id is counted.
-        gallery_ids: (gallery,) identity of each gallery item: the first of each id may vote, but not for the query that it
-            is.
-        query_groups: (queries,) group of each query: items of its own group do not vote for it. If a query has fewer than k
-            candidates, all of them vote.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        k: Number of neighbours that vote, or several. The value of one that is larger than the gallery is NaN.
-        temperature: In units of the score; None for equal weights. 0.07 is usual for cosines.
+        queries: (queries, dim) finite floating-point rows. For `hamming`, codes of -1 and +1, or of 0 and 1. `Shards`
+            bring their own labels, ids and groups.
+        query_labels: (queries,) integers or strings. A query is left out and counted if no candidate has its label.
+        gallery: (gallery, dim) items that vote. By default the queries vote, each without itself (leave-one-out).
+        gallery_labels: (gallery,) label of each gallery item.
+        query_ids: (queries,) id of each query, if some queries are repeated. Only the first query of each id counts.
+        gallery_ids: (gallery,) id of each gallery item. Only the first item of each id votes, and it does not vote for a
+            query with its own id.
+        query_groups: (queries,) group of each query. Items of its own group do not vote for a query. If fewer than k
+            candidates remain, all of them vote.
+        gallery_groups: (gallery,) group of each gallery item. Without a gallery, `query_groups` is used for both.
+        k: One or several numbers of neighbours. The value is NaN for a k that exceeds the number of candidates.
+        temperature: Temperature in units of the score, or None for equal weights. 0.07 is usual for cosines.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
-        confidence: Confidence level of the intervals, in (0, 1). Queries of one class are taken to be dependent.
-        memory_mb: Bound on the memory of the search and of its neighbours beyond the embeddings, in MB; None is 512.
-            Queries are searched in batches that keep within the bound.
-        progress: Called with the number of pairs done and the number of all pairs. Searches for further items that tie are
-            not counted.
-        share: Which of the queries and of the gallery this process holds, where several make the call together. The gallery
-            is exchanged in chunks, and all return the report of one.
+        confidence: Confidence level of the intervals, in (0, 1). Queries of one class count as dependent.
+        memory_mb: Memory limit of the search in MB, in addition to the embeddings; None is 512. Queries are searched in
+            batches that fit into this limit.
+        progress: Function of (pairs done, all pairs). Extra searches for tied items are not counted.
+        share: The part of the queries and of the gallery that this process has, if several processes make the call
+            together. The gallery is exchanged in chunks, and every process returns the single-process report.
 
     Returns:
-        A frozen report on the CPU, with values in [0, 1] under the keys `knn@10`, `knn@10_top5` and so on.
+        A frozen report on the CPU. Its values are in [0, 1], under keys such as `knn@10` and `knn@10_top5`.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, there is no k or one below 1, the temperature
-            is not positive, one of `gallery` and `gallery_labels` is missing, `gallery_ids` or `gallery_groups` are given
-            without a gallery, no query has a candidate of its label, or processes that make the call together make it in
-            different ways; the same in every process.
+        ValueError: If shapes or types do not fit, embeddings contain NaN or Inf, `k` is empty or below 1, the temperature
+            is not positive, only one of `gallery` and `gallery_labels` is passed, `gallery_ids` or `gallery_groups` are
+            passed without a gallery, no query has a candidate of its label, or the processes pass different arguments.
+            Every process raises the same error.
 
     Examples:
         >>> import torch
         >>> gallery = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
         >>> queries = torch.tensor([[1.0, 0.2], [0.2, 1.0], [1.0, 0.0]])
         >>> report = knn_accuracy(queries, ["owl", "heron", "heron"], gallery, ["owl", "owl", "heron", "heron"], k=2)
+        >>> round(report["knn@2"], 4)
+        0.6667
         >>> report.per_query["knn@2"]
         tensor([1., 1., 0.], dtype=torch.float64)
     """
@@ -215,8 +226,8 @@ def knn_accuracy(
         has_match = sets.count_candidates_with("labels") > 0
         if not has_match.any():
             raise InputError(
-                f"{_CALL}: {none_has(len(has_match), 'query')} a candidate of its label, so no vote can be "
-                "right. Pass a gallery with labels of the queries, or none for leave-one-out."
+                f"{_CALL}: {none_has(len(has_match), 'query')} a candidate of its label, so no vote can be right. "
+                f"{NO_MATCH_REMEDY}"
             )
         effect = "A copy is the nearest of all, and votes for the right label"
         notes = sets.notes_on_copies(sets.copies(), effect)
@@ -249,7 +260,8 @@ def _values_of_all(
 ) -> dict[str, Float[Tensor, "queries"]]:
     """Return the value of each query, by metric. *Collective*.
 
-    It is NaN where k is larger than the gallery, or no vote can be right. Each process searches for its own queries.
+    A value is NaN if k exceeds the number of candidates, or if no vote can be right. Each process searches for its own
+    queries.
     """
     items = neighbours.sets.queries
     searched = np.flatnonzero(has_match[items.places.numpy()])
@@ -272,7 +284,7 @@ def _report(
     confidence: float,
     notes: list[str],
 ) -> KnnReport:
-    """Return the report of the queries that have a candidate of their label.
+    """Return the report, with means over the queries that have a candidate of their label.
 
     Args:
         per_query: Value of each query, by metric.
@@ -285,12 +297,12 @@ def _report(
     classes = torch.from_numpy(neighbours.classes)
     without_match = int((~has_match).sum())
     if without_match:
-        notes.append(f"{without_match} of {len(has_match)} queries are left out: no candidate has their label.")
+        notes.append(f"{without_match} of {len(has_match)} queries are left out, because no candidate has their label.")
     undefined = [key for key, values in per_query.items() if values.isnan().all()]
     if undefined:
         notes.append(
-            f"Only {counted(candidates, 'item')} can vote, so that {', '.join(undefined)} are NaN: pass a larger "
-            f"gallery, or k of at most {candidates}."
+            f"{', '.join(undefined)} {verb(len(undefined), 'is', 'are')} NaN, because only "
+            f"{counted(candidates, 'item')} can vote. {FEW_VOTERS_REMEDY} {candidates}."
         )
     means = {key: exact_mean(values[has_match]) for key, values in per_query.items()}
     of_first = {key: value for key, value in means.items() if not key.endswith("_top5")}
@@ -309,25 +321,26 @@ def _report(
 
 @dataclass(frozen=True, eq=False)
 class NeighbourSearch:
-    """Finds the nearest items of a gallery for each query of this process, and what they vote for.
+    """Searches for the nearest gallery items of each query of this process, and returns their votes.
 
-    Equal rows of a group are one row in the search. Processes do not compare their rows: each has its own distinct rows.
+    Equal rows of a group are searched as one row. Each process has its own distinct rows, because processes do not compare
+    their rows.
     """
 
     sets: ItemSets
     classes: Int[np.ndarray, "queries"]
-    """class of each query, numbered from 0 on together with those of the gallery"""
+    """class of each query; query and gallery classes share one numbering from 0"""
     gallery_classes: Int[np.ndarray, "gallery"]
     self_match: Int[np.ndarray, "queries"]
-    """place of the gallery item that each query is, and that does not vote for it; -1 for none"""
+    """place of the gallery item that is the query itself and does not vote; -1 for none"""
     rows: _RowClasses
-    """distinct rows of the gallery"""
+    """distinct gallery rows"""
     equal_query: Int[np.ndarray, "own_queries"]
-    """number of the first query of this process whose row equals that of each"""
+    """index of the first query of this process with an equal row"""
 
     @classmethod
     def of(cls, sets: ItemSets) -> NeighbourSearch:
-        """Return the search of some queries in a gallery, both with hashes. *Collective*."""
+        """Return the search, given sets with hashes. *Collective*."""
         queries = sets.queries
         gallery = sets.gallery
         numbers = torch.cat([queries.labels, gallery.labels]).unique(return_inverse=True)[1]
@@ -344,7 +357,7 @@ class NeighbourSearch:
 
     @property
     def candidates(self) -> int:
-        """Number of items that may vote for a query, if groups exclude none of them."""
+        """Number of items that may vote for a query, before groups exclude any."""
         return len(self.gallery_classes) - int(bool((self.self_match >= 0).any()))
 
     def hits(
@@ -354,13 +367,13 @@ class NeighbourSearch:
         temperature: float | None,
         progress: Progress | None = None,
     ) -> dict[str, Float[np.ndarray, "searched"]]:
-        """Return the value of some queries, by metric. *Collective*.
+        """Return the value of each searched query, by metric. *Collective*.
 
         Args:
-            queries: Number of each of them among the queries of this process.
-            ks: Numbers of neighbours that vote, each at most the number of candidates.
-            temperature: Of the weights of the votes; None for equal weights.
-            progress: As in `votes`.
+            queries: Indices among the queries of this process.
+            ks: Numbers of neighbours, each at most the number of candidates.
+            temperature: Temperature of the vote weights; None for equal weights.
+            progress: Function of (pairs done, all pairs).
         """
         hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in LAST_RANKS}
         if not hits:
@@ -376,9 +389,9 @@ class NeighbourSearch:
         return {key: values[kind_of_query] for key, values in hits.items()}
 
     def _kinds(self, queries: Int[np.ndarray, "searched"]) -> Int[np.ndarray, "searched"]:
-        """Return a number for each query; queries with equal numbers have equal values, and one of them is searched.
+        """Return a number for each query. Queries with equal numbers have equal values, so only one of them is searched.
 
-        So the items of a model that has collapsed are searched once, not each on its own.
+        A collapsed model therefore needs a single search.
         """
         items = self.sets.queries
         places = items.places.numpy()[queries]
@@ -389,7 +402,7 @@ class NeighbourSearch:
         columns += [items.columns[kind].numpy()[places] for kind in GROUPING if kind in items.columns]
         kinds = np.zeros(len(queries), np.int64)
         for column in columns:
-            # Renumbered after each column, so that products stay small.
+            # Renumbering after each column keeps the products small.
             kinds = kinds * (column.max(initial=0) + 2) + column + 1
             kinds = np.unique(kinds, return_inverse=True)[1]
         return kinds
@@ -397,15 +410,15 @@ class NeighbourSearch:
     def votes(
         self, threads: int, queries: Int[np.ndarray, "searched"], k: int, progress: Progress | None = None
     ) -> Iterator[tuple[Int[np.ndarray, "block"], Votes]]:
-        """Yield positions among the queries, and the votes of their k nearest neighbours and of all that tie with the last.
+        """Yield positions in `queries`, and the votes of the k nearest neighbours and all ties with the last. *Collective*.
 
-        If more rows tie with the last one than are listed, one more search lists all of them. *Collective*.
+        If more rows tie with the last neighbour than are listed, one more search lists all of them.
 
         Args:
-            threads: Number of threads to compute with.
-            queries: Number of each query among those of this process.
+            threads: Number of threads.
+            queries: Indices among the queries of this process.
             k: Number of neighbours.
-            progress: Called with the number of pairs of the first search that are done, and the number of all its pairs.
+            progress: Function of (pairs done, all pairs) of the first search.
         """
         sets = self.sets
         distinct = self.rows
@@ -414,11 +427,11 @@ class NeighbourSearch:
         vectors = searched.vectors(threads)
         rules = searched.rules()
         self_match = self.self_match[sets.queries.places.numpy()[queries]]
-        # number of rows of each query that tie with its last neighbour and are not listed
+        # per query: number of rows that tie with its last neighbour and are not listed
         unlisted_ties = np.zeros(len(queries), np.int64)
         remaining = np.arange(len(queries))
-        listed = k  # rows that are listed for each query
-        most = None  # queries in a batch
+        listed = k  # listed rows per query
+        most = None  # queries per batch
         votes_at_once = _votes_at_once(sets.memory)
         while processes.largest([float(len(remaining))])[0]:
             rows_listed = min(listed, distinct.number)
@@ -433,16 +446,16 @@ class NeighbourSearch:
                 for block in _split(complete, votes_at_once // distinct.most_votes(listed)):
                     positions = of_batch[block]
                     yield positions, self._votes_of(self_match[positions], found.items[block], found.scores[block])
-                del found  # before the next batch is searched
+                del found  # frees the memory before the next search
             remaining = np.flatnonzero(unlisted_ties)
             listed += int(processes.largest([float(unlisted_ties.max(initial=0))])[0])
             most = max(1, votes_at_once // listed)
-            progress = None  # the bar is at its end
+            progress = None  # the progress bar is complete
 
     def _among_distinct_rows(self) -> ItemSets:
-        """Return the queries with the distinct rows of the gallery.
+        """Return the queries with the distinct gallery rows.
 
-        The row of the query itself is excluded if no other item has it.
+        The row of the query itself is excluded, unless another item has the same row.
         """
         distinct = self.rows
         queries = self.sets.queries
@@ -450,7 +463,7 @@ class NeighbourSearch:
         if distinct.number < gallery.length:
             gallery = gallery.take(torch.from_numpy(distinct.first_items), self.sets.memory)
         row_of_self = torch.from_numpy(distinct.self_matches(self.self_match))
-        # Ids exclude items, but the row of an excluded item may stand for others. `_votes_of` leaves out such an item.
+        # Other items may have the row of an item that ids exclude. So ids exclude no rows; `_votes_of` leaves out the item.
         return replace(
             self.sets, queries=queries.without("ids"), gallery=gallery.without("ids"), self_match=row_of_self
         )
@@ -461,11 +474,11 @@ class NeighbourSearch:
         rows: Int[np.ndarray, "block k"],
         scores: Float[np.ndarray, "block k"],
     ) -> Votes:
-        """Return the votes of the neighbours of some queries.
+        """Return the votes for a block of queries.
 
         Args:
-            self_match: Gallery item that each query is; -1 for none.
-            rows: Neighbours of each query, the nearest first; -1 where there are fewer.
+            self_match: Gallery item that is the query itself; -1 for none.
+            rows: Neighbours of each query, the nearest first; -1 if there are fewer.
             scores: Similarity of each neighbour.
         """
         distinct = self.rows
@@ -482,13 +495,13 @@ class NeighbourSearch:
 
 
 class _RowClasses(NamedTuple):
-    """The distinct rows of a gallery, and one entry for each class among the items with the same row.
+    """The distinct rows of a gallery, with one entry per row and class.
 
-    The entries of row n are those from `offsets[n]` to `offsets[n + 1]`.
+    The entries of row n are `offsets[n]` to `offsets[n + 1]`.
     """
 
     first_items: Int[np.ndarray, "rows"]
-    """lowest index of an item with each row"""
+    """lowest item index of each row"""
     row_of_item: Int[np.ndarray, "gallery"]
     offsets: Int[np.ndarray, "offsets"]
     rows: Int[np.ndarray, "entries"]
@@ -498,9 +511,9 @@ class _RowClasses(NamedTuple):
 
     @classmethod
     def of(cls, rows: Int[np.ndarray, "gallery"], gallery_classes: Int[np.ndarray, "gallery"]) -> _RowClasses:
-        """Return the distinct rows, given a number for the row of each item, and its class."""
+        """Return the distinct rows, given the row number and the class of each item."""
         _, first_items, row_of_item = np.unique(rows, return_index=True, return_inverse=True)
-        order = np.argsort(first_items)  # rows by their first items
+        order = np.argsort(first_items)  # rows in the order of their first items
         first_items = first_items[order]
         row_of_item = np.argsort(order)[row_of_item]
         classes = int(gallery_classes.max()) + 1
@@ -515,11 +528,11 @@ class _RowClasses(NamedTuple):
         return len(self.first_items)
 
     def most_votes(self, rows: int) -> int:
-        """Return the largest number of votes that so many rows can have."""
+        """Return the largest number of votes that this number of rows can have."""
         return min(len(self.rows), rows * int(np.diff(self.offsets).max()))
 
     def self_matches(self, items: Int[np.ndarray, "queries"]) -> Int[np.ndarray, "queries"]:
-        """Return the row of each item if no other item has it, else -1: a row that others share is a candidate."""
+        """Return the row of each item, or -1 if another item has the same row, because that row stays a candidate."""
         rows = self.row_of_item[items]
         is_single = np.bincount(self.row_of_item) == 1
         return np.where((items >= 0) & is_single[rows], rows, -1)
@@ -527,38 +540,38 @@ class _RowClasses(NamedTuple):
     def entries_of(
         self, rows: Int[np.ndarray, "neighbours"]
     ) -> tuple[Int[np.ndarray, "votes"], Int[np.ndarray, "neighbours"]]:
-        """Return the entries of some rows, one row after the other, and the number of entries of each."""
+        """Return the entries of these rows, one row after the other, and the number of entries per row."""
         length = np.diff(self.offsets)[rows]
         shift = self.offsets[rows] - np.cumsum(length) + length
         return np.repeat(shift, length) + np.arange(length.sum()), length
 
 
 def _votes_at_once(memory: float) -> int:
-    """Return how many votes are in memory at the same time, so that a budget in bytes is kept."""
+    """Return how many votes fit into a memory budget in bytes."""
     return int(min(MOST_VOTES, VOTES_SHARE * memory / VOTE_BYTES))
 
 
 def _split(positions: Int[np.ndarray, "queries"], step: int) -> list[Int[np.ndarray, "_"]]:
-    """Return positions in parts of some length."""
+    """Return the positions in parts of at most `step`, and of at least one."""
     step = max(1, step)
     return [positions[first : first + step] for first in range(0, len(positions), step)]
 
 
 class _Tallies(NamedTuple):
-    """The tallies of the votes for some queries. A tally is the sum of the votes for one class in one query."""
+    """The tallies of a block of queries. A tally is the sum of the votes for one class and one query."""
 
     of_vote: Int[np.ndarray, "votes"]
-    """number of the tally that each vote counts for"""
+    """index of the tally of each vote"""
     query: Int[np.ndarray, "tallies"]
     """query of each tally"""
     right: Int[np.ndarray, "queries"]
-    """number of the tally for the class of each query; any number if it has no vote"""
+    """index of the tally for the label of each query; arbitrary if this label has no vote"""
     has_right: Bool[np.ndarray, "queries"]
-    """whether the class of each query has a vote"""
+    """whether the label of each query has a vote"""
 
     @classmethod
     def of(cls, votes: Votes, classes: Int[np.ndarray, "queries"]) -> _Tallies:
-        """Return the tallies of some votes, given the class of each query."""
+        """Return the tallies, given the class of each query."""
         number_of_classes = int(max(classes.max(), votes.voted.max())) + 1
         codes, tally_of_vote = np.unique(votes.query * number_of_classes + votes.voted, return_inverse=True)
         right_codes = np.arange(len(classes)) * number_of_classes + classes
@@ -569,13 +582,13 @@ class _Tallies(NamedTuple):
 def _hits(
     votes: Votes, classes: Int[np.ndarray, "queries"], ks: list[int], temperature: float | None
 ) -> dict[str, Float[np.ndarray, "queries"]]:
-    """Return the share of the orders of ties in which the class of each query is among the first, by metric.
+    """Return, by metric, the probability that the class of each query is among the first if ties are ordered at random.
 
     Args:
-        votes: Votes for these queries, each of which has some.
+        votes: Votes for these queries; each query has at least one.
         classes: Class of each query.
-        ks: Numbers of neighbours that vote.
-        temperature: Of the weights of the votes; None for equal weights.
+        ks: Numbers of neighbours.
+        temperature: Temperature of the vote weights; None for equal weights.
     """
     weights = _weights(votes, temperature)
     tallies = _Tallies.of(votes, classes)
@@ -597,7 +610,7 @@ def _weights(votes: Votes, temperature: float | None) -> Float[np.ndarray, "vote
     """Return the weight of each vote; 1 without a temperature."""
     if temperature is None:
         return np.ones(len(votes.query))
-    # Relative to the nearest neighbour a weight is at most 1, and nothing overflows.
+    # Relative to the nearest neighbour, each weight is at most 1, so that nothing overflows.
     nearest = votes.score[votes.begins][votes.query]
     weights: Float[np.ndarray, "votes"] = np.exp((votes.score - nearest) / temperature)
     return weights

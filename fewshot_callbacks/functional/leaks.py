@@ -1,4 +1,4 @@
-"""`leakage`: which test queries have a copy in the training set, and what the metrics are without them."""
+"""`leakage`: test queries that have a copy in the training set, and the metrics without these queries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,18 @@ _CALL = "leakage"
 
 @dataclass(frozen=True, eq=False)
 class Leakage:
-    """The result of `leakage`: which queries have a copy in training, and each metric without them.
+    """The result of `leakage`: the queries with a copy in the training set, and each metric without these queries.
+
+    Attributes:
+        query_indices: Index of each evaluated query among the queries that were passed, ascending.
+        scores: Exact similarity of each query and its most similar training item.
+        train_indices: Index of this training item; the lowest if several have the same score.
+        shares_id: Whether a training item has the id of the query; None unless both sets have ids.
+        differences: Metric -> its value without the queries that have a copy, its value for all queries, and the
+            interval of the difference.
+        min_score: The lowest score of a copy.
+        similarity: The similarity of queries and training items.
+        confidence: Confidence level of the intervals.
 
     Examples:
         >>> import torch
@@ -46,31 +57,22 @@ class Leakage:
     """
 
     query_indices: Int[Tensor, "queries"]
-    """index of each evaluated query among the queries that were passed, ascending"""
     scores: Float[Tensor, "queries"]
-    """exact similarity of each query and the most similar training item"""
     train_indices: Int[Tensor, "queries"]
-    """index of that training item; the lowest of several with the same score"""
     shares_id: Bool[Tensor, "queries"] | None
-    """whether the id of each query is the id of a training item, too; None unless both sets have ids"""
     differences: dict[str, Difference]
-    """metric -> its value without the queries that have a copy, its value for all queries, and the interval of the
-    difference"""
     min_score: float
-    """the lowest score of a copy"""
     similarity: Similarity
-    """how queries and training items were compared"""
     confidence: float
-    """confidence level of the intervals"""
 
     @property
     def by_score(self) -> Bool[Tensor, "queries"]:
-        """Whether the score of each query and a training item is at least `min_score`."""
+        """Whether each query has a score of at least `min_score` with a training item."""
         return self.scores >= self.min_score
 
     @property
     def has_copy(self) -> Bool[Tensor, "queries"]:
-        """Whether each query has a copy in training, by its score or its id."""
+        """Whether each query has a copy in the training set, by its score or its id."""
         return self.by_score if self.shares_id is None else self.by_score | self.shares_id
 
     @property
@@ -80,11 +82,11 @@ class Leakage:
 
     @property
     def copies(self) -> int:
-        """Number of queries that have a copy in training."""
+        """Number of queries that have a copy in the training set."""
         return int(self.has_copy.sum())
 
     def in_words(self) -> str:
-        """Return a sentence: how many queries have a copy, and what the first metric is without them.
+        """Return a sentence with the number of queries that have a copy, and the first metric without these queries.
 
         Examples:
             >>> import torch
@@ -104,11 +106,13 @@ class Leakage:
         fact = f"{shown_share} of the test queries have a copy in training ({self.copies:,} of {self.queries:,}{by_id})"
         key, difference = next(iter(self.differences.items()))
         if math.isnan(difference.first):
-            return f"{fact}; without them no query is left that has a value of {key}."
+            return f"{fact}; no other query has a value of {key}."
         low, high = difference.interval
         interval = f", {100 * self.confidence:g} % interval {low:+.4f} to {high:+.4f}"
         if math.isnan(low):
-            interval = "; no interval, because the queries with a copy, or those without one, are in a single class"
+            interval = (
+                "; no interval, because the queries with a copy, or the queries without one, are in a single class"
+            )
         return (
             f"{fact}; without them {key} is {difference.first:.4f} instead of {difference.second:.4f} "
             f"({difference.value:+.4f}{interval})."
@@ -119,7 +123,7 @@ class Leakage:
         return "cosine" if self.similarity == "cosine" else "score"
 
     def __str__(self) -> str:
-        """Return the sentence, and a table with one metric in a line if queries without a copy remain."""
+        """Return the sentence and, if some queries have a copy and some do not, a table with one line per metric."""
         if self.copies in (0, self.queries):
             return self.in_words()
         columns = ("metric", "without copies", "all queries", "difference", "interval", "significant")
@@ -130,7 +134,7 @@ class Leakage:
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts and metrics as numbers, strings and dictionaries for JSON (NaN becomes None)."""
+        """Return the counts and metrics as plain values for JSON; NaN becomes None."""
         return {
             "queries": self.queries,
             "copies": self.copies,
@@ -162,36 +166,36 @@ def leakage(
     memory_mb: float | None = None,
     share: Share = EVERYTHING,
 ) -> Leakage:
-    """Find the test queries that have a copy in the training set, and return each metric without them. *Collective*.
+    """Return the test queries that have a copy in the training set, and each metric without them. *Collective*.
 
     A query has a copy if its exact similarity to a training item is at least `min_score`, or if a training item has its id.
-    Its metrics are left out of the means; the gallery stays the same, so the other queries keep their ranks. The interval
-    of the difference pairs each query with itself, and is robust to the dependence of queries of one class. Metrics of all
-    pairs together and Grouped Recall have no value for each query, and are left out.
+    The means then leave out this query. The gallery stays the same, so the other queries keep their ranks. The interval of
+    the difference pairs each query with itself, and is robust to the dependence of queries of one class. Pooled metrics and
+    Grouped Recall are left out, because they have no value per query.
 
     Args:
-        report: Report of the test queries, or the path or address of a file that `RetrievalReport.save` has written.
-        queries: (queries, dim) the queries that were evaluated, in the same order. `Shards` bring their ids; those with
-            `is_gallery` are divided as `evaluate_retrieval` does.
-        train: (items, dim) embeddings of the training set by the same model. `Shards` bring their ids.
-        query_ids: (queries,) identity of each query, such as the path of its file.
-        train_ids: (items,) identity of each training item.
-        min_score: The lowest score of a copy, in the units of the data. Which score means a copy depends on the embedding:
+        report: Report of the test queries, or the path or URL of a file that `RetrievalReport.save` wrote.
+        queries: (queries, dim) the evaluated queries, in the same order. `Shards` bring their own ids, and `Shards` with
+            `is_gallery` are divided as in `evaluate_retrieval`.
+        train: (items, dim) embeddings of the training set from the same model. `Shards` bring their own ids.
+        query_ids: (queries,) id of each query, such as the path of its file.
+        train_ids: (items,) id of each training item.
+        min_score: The lowest score of a copy, in the units of the data. The score of a copy depends on the embedding, so
             look at some pairs around it (`near_duplicates`).
-        similarity: How queries and training items are compared: by default by `hamming` if the report is, else by `cosine`.
-            For `hamming` and `euclidean` pass a `min_score` of at most 0, see `near_duplicates`.
-        memory_mb: Bound on the memory beyond the embeddings, in MB; None is 512.
-        share: Which of the queries and of the training items (`gallery_places`) this process holds, where several make the
-            call together.
+        similarity: Similarity of queries and training items. The default is `hamming` for a report of `hamming`, else
+            `cosine`. For `hamming` and `euclidean`, pass a `min_score` of at most 0 (see `near_duplicates`).
+        memory_mb: Memory limit in MB, in addition to the embeddings; None is 512.
+        share: The part of the queries and of the training items (`gallery_places`) that this process has, if several
+            processes make the call together.
 
     Returns:
-        A frozen result on the CPU. `print` shows a sentence and a table. A metric is NaN without the copies if no other
-        query has a value. Its interval is NaN unless the queries with a copy are of two classes at least, and the others,
-        too.
+        A frozen result on the CPU; `print` shows a sentence and a table. The value of a metric without copies is NaN if no
+        other query has a value. The interval is NaN unless the queries with a copy are in at least two classes, and the
+        queries without one, too.
 
     Raises:
-        ValueError: If a shape or type does not fit, embeddings hold NaN or Inf, `min_score` is outside the similarity's
-            range, the report is not of these queries, or processes that make the call together make it in different ways.
+        ValueError: If a shape or type does not fit, embeddings contain NaN or Inf, `min_score` is outside the range of the
+            similarity, the report is about other queries, or the processes pass different arguments.
 
     Examples:
         >>> import torch
@@ -229,7 +233,7 @@ def leakage(
         )
         rows = _rows_of_report(report, sets)
         shares_id = _shares_id(sets)
-        # No training item is excluded, whether it has the id or the group of a query.
+        # Neither ids nor groups exclude a training item here.
         without_exclusions = replace(
             sets, queries=sets.queries.without(*EXCLUDING), gallery=sets.gallery.without(*EXCLUDING)
         )
@@ -248,26 +252,26 @@ def leakage(
 
 
 def copy_score(share: float, report: RetrievalReport, dim: int) -> float:
-    """Return the `min_score` of `leakage` for a cosine; for binary codes, for the share of bits that are equal.
+    """Return the `min_score` of `leakage` for a cosine or, with binary codes, for a share of equal bits.
 
     Args:
         share: The lowest cosine of a copy, or the lowest share of equal bits.
         report: The report of the queries.
         dim: Number of components of an embedding, or of bits.
     """
-    # The score of two codes is minus the number of bits that differ.
+    # The score of two codes is minus the number of differing bits.
     return -float(round((1 - share) * dim)) if report.similarity == "hamming" else share
 
 
 def _evaluated(report: RetrievalReport) -> Int[Tensor, "evaluated"] | None:
-    """Return the index of each evaluated query among those that were passed, ascending; None if all were evaluated."""
+    """Return the index of each evaluated query among the passed queries, ascending; None if all were evaluated."""
     if report.drawn is None:
         return report.counted
     return report.drawn if report.counted is None else report.counted[report.drawn]
 
 
 def _choice_of_drawn(report: RetrievalReport) -> Callable[[int], Int[Tensor, "chosen"]] | None:
-    """Return what chooses the drawn queries, the only ones that are searched; None if none were drawn."""
+    """Return the function that chooses the drawn queries for the search; None if no queries were drawn."""
     if report.drawn is None:
         return None
     drawn = _evaluated(report)
@@ -285,7 +289,7 @@ def _rows_of_report(report: RetrievalReport, sets: ItemSets) -> Int[Tensor, "que
     """Return the place of each query of the report.
 
     Raises:
-        ValueError: If the sets lack one of them, or a set of which all queries were evaluated has more.
+        ValueError: If a query of the report is missing, or if all queries were evaluated but the sets have more.
     """
     given = sets.queries.given
     evaluated = _evaluated(report)
@@ -301,21 +305,21 @@ def _rows_of_report(report: RetrievalReport, sets: ItemSets) -> Int[Tensor, "que
 
 def _other_queries(report: RetrievalReport, given: int) -> InputError:
     return InputError(
-        f"{_CALL}: the report is of {counted(len(report.query_labels), 'query')}, which are not among the {given:,} queries "
-        "that were passed, as their ids count them. Pass the queries that you evaluated, in the same order, with the same "
-        "query_ids."
+        f"{_CALL}: the report has {counted(len(report.query_labels), 'query')} that are not among the {given:,} "
+        "queries that you passed (each id counts once). Pass the queries that you evaluated, in the same order, with "
+        "the same query_ids."
     )
 
 
 def _shares_id(sets: ItemSets) -> Bool[Tensor, "queries"] | None:
-    """Return whether each query has the id of a training item; None unless both sets have ids."""
+    """Return whether a training item has the id of each query; None unless both sets have ids."""
     if not {"ids"} <= sets.queries.columns.keys() & sets.gallery.columns.keys():
         return None
     return torch.isin(sets.queries.columns["ids"], sets.gallery.columns["ids"])
 
 
 def _differences(report: RetrievalReport, has_copy: Bool[Tensor, "queries"]) -> dict[str, Difference]:
-    """Return each metric without the queries that have a copy, its value for all queries, and the difference's interval."""
+    """Return, by metric, its value without the queries that have a copy, its value for all queries, and the interval."""
     differences = {}
     for key in report.sliced_metrics() or ["mAP"]:
         requested = report.requested(key)
@@ -337,13 +341,13 @@ def _interval(
     labels: Int[Tensor, "queries"],
     confidence: float,
 ) -> Interval:
-    """Return the interval of the mean of the queries without a copy minus the mean of all queries.
+    """Return the interval of the mean over the queries without a copy minus the mean over all queries.
 
     Args:
         requested: The metric.
-        others: Its value for each query without a copy; NaN for queries with one.
-        values: Its value for each query.
-        labels: The class of each query.
+        others: Value of each query without a copy; NaN for queries with a copy.
+        values: Value of each query.
+        labels: Class of each query.
         confidence: Confidence level.
     """
     is_left_out = others.isnan() & ~values.isnan()

@@ -1,4 +1,4 @@
-"""`linear_probe`: how well a linear classifier, or a linear regression, on frozen embeddings does."""
+"""`linear_probe`: the accuracy of a linear classifier, or the R2 of a linear regression, on frozen embeddings."""
 
 from __future__ import annotations
 
@@ -28,95 +28,109 @@ from fewshot_callbacks.functional.statistics import Interval, normal_quantile
 from fewshot_callbacks.settings import Metric
 from fewshot_callbacks.system.words import counted
 
-# Strengths that are tried by default: from hardly any penalty to a classifier that sees little but the class means.
+# Default strengths: from almost no penalty to a classifier that uses little more than the class means.
 DEFAULT_STRENGTHS = tuple(10.0**exponent for exponent in range(-6, 3))
-# Weaker ones are lost in the rounding of the eigenvalues, and stronger ones leave no prediction but the mean.
+# A weaker penalty is below the rounding of the eigenvalues. With a stronger one, every prediction is the mean.
 WEAKEST, STRONGEST = 1e-9, 1e9
-# Mean squared errors that differ by less than this share are equal.
+# Relative difference up to which mean squared errors count as equal.
 SAME_ERROR = 1e-12
-# A note says that an end of the strengths is the best if its error is lower than that of its neighbour by this share. On a
-# plateau of equal errors a strength beyond the end is no better.
+# A note warns if the best strength is the smallest or largest, and its error beats its neighbour's by this share. On a
+# plateau of equal errors, a strength beyond the end would not be better.
 NOTED_GAIN = 1e-3
 
 PROBE_METRICS = (
-    Metric("probe", "pairs", None, "Queries whose class a linear classifier on the gallery scores highest."),
-    Metric("probe_top5", "pairs", None, "Queries whose class is among the five that it scores highest."),
+    Metric(
+        "probe",
+        "pairs",
+        None,
+        "Queries whose class gets the highest score from a linear classifier fitted on the gallery.",
+    ),
+    Metric("probe_top5", "pairs", None, "Queries whose class is among the five with the highest scores."),
     Metric(
         LEAVE_ONE_OUT,
         "pairs",
         None,
-        "Gallery items whose class is scored highest by a classifier fitted without the item.",
+        "Gallery items whose class gets the highest score from a classifier that is fitted without the item.",
     ),
     Metric(
         LEAVE_GROUP_OUT,
         "pairs",
         None,
-        "Gallery items whose class is scored highest by a classifier without their group.",
+        "Gallery items whose class gets the highest score from a classifier that is fitted without their group.",
     ),
-    Metric("probe_r2", "pairs", None, "Share of the variance of the targets that a linear regression explains.", None),
+    Metric(
+        "probe_r2", "pairs", None, "Share of the variance of the targets that a linear regression explains (R2).", None
+    ),
     Metric("probe_spearman", "pairs", None, "Rank correlation of targets and predictions.", (-1.0, 1.0)),
-    Metric(R2_LEAVE_ONE_OUT, "pairs", None, "probe_r2 of the gallery, each item predicted by a fit without it.", None),
+    Metric(
+        R2_LEAVE_ONE_OUT, "pairs", None, "R2 on the gallery items, each predicted by a fit without this item.", None
+    ),
     Metric(
         R2_LEAVE_GROUP_OUT,
         "pairs",
         None,
-        "probe_r2 of the gallery, each item predicted by a fit without its group.",
+        "R2 on the gallery items, each predicted by a fit without its group.",
         None,
     ),
 )
-"""What `linear_probe` reports."""
+"""The metrics that `linear_probe` reports."""
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class ProbeReport(Values):
-    """The result of `linear_probe`."""
+    """The result of `linear_probe`; `print` shows the values with their intervals.
+
+    Attributes:
+        values: Metric -> value. With classes: `probe`, `probe_leave_one_out` and, for more than five classes,
+            `probe_top5`. With targets: `probe_r2`, `probe_spearman` and `probe_r2_leave_one_out`, means over the
+            targets. With `gallery_groups` also `probe_leave_group_out` or `probe_r2_leave_group_out`. NaN if it is
+            undefined; a note gives the reason. For balanced classes and features that carry no information,
+            `probe_leave_one_out` falls to 0, because the class of the left-out item is then the smallest.
+        intervals: Metric -> confidence interval of an accuracy for new queries and new classes (or groups) of queries,
+            with this gallery. A regression has no intervals.
+        confidence: Confidence level of the intervals.
+        strength: Chosen strength of the penalty, in units of the mean non-zero eigenvalue of the gallery's scatter
+            matrix (centred, summed over items). If errors are equal, it is the first strength that was passed.
+        alpha: The same penalty as `alpha` in scikit-learn's `Ridge` and `RidgeClassifier`.
+        errors: Strength -> mean squared error of the predictions of left-out gallery items or groups, which decides the
+            strength. It includes the items counted in `gallery_not_counted`.
+        queries: Number of queries in the values.
+        queries_without_match: Number of queries left out because no gallery item has their label.
+        gallery: Number of items that the probe was fitted on.
+        gallery_not_counted: Number of gallery items that do not count in the accuracy of left-out items or groups,
+            because no remaining item has their label.
+        classes: Number of gallery classes; None for a regression.
+        per_target: Metric -> value of each target of a regression; empty for classes.
+        notes: What you should know when you read the values.
+        per_query: Metric -> value of each query: 0, 1, or a fraction if classes tie. NaN for a query that is left out.
+            Empty for a regression.
+    """
 
     _known: ClassVar = PROBE_METRICS
 
     values: dict[str, float]
-    """metric -> value: for classes `probe`, `probe_top5` (of more than five classes) and `probe_leave_one_out`, which
-    falls to 0 for features that know nothing of balanced classes, since without an item its class is the smallest; for a
-    regression `probe_r2`, `probe_spearman` and `probe_r2_leave_one_out`, means over the targets; with `gallery_groups` also
-    `probe_leave_group_out` or `probe_r2_leave_group_out`. NaN where it is undefined, with a note"""
     intervals: dict[str, Interval]
-    """metric -> confidence interval of an accuracy over other queries and classes, or groups, of queries, with this gallery;
-    a regression has none"""
     confidence: float
-    """confidence level of the intervals"""
     strength: float
-    """strength of the penalty that was chosen, in units of the mean of those eigenvalues of the gallery's scatter matrix
-    (centred, a sum over items) that are not zero; of equal errors the first that was passed"""
     alpha: float
-    """the same penalty as `alpha` of scikit-learn's `Ridge` and `RidgeClassifier`"""
     errors: dict[float, float]
-    """strength -> mean squared error of the predictions of left-out gallery items, or groups, by which it was chosen; of all
-    items, also of those in `gallery_not_counted`"""
     queries: int
-    """queries that the values are of"""
     queries_without_match: int
-    """queries that are left out, since no gallery item has their label"""
     gallery: int
-    """items that the probe was fitted on"""
     gallery_not_counted: int
-    """gallery items that are not counted in the accuracy of left-out items, or groups, since no other one has their label"""
     classes: int | None
-    """classes of the gallery; None for a regression"""
     per_target: dict[str, tuple[float, ...]]
-    """metric -> value of each target of a regression; empty for classes"""
     notes: tuple[str, ...]
-    """what a reader of the numbers should know"""
     per_query: dict[str, Float[Tensor, "all_queries"]] = field(compare=False, repr=False)
-    """metric -> value of each query, 0, 1, or a share between them where classes tie; NaN for those left out; empty for a
-    regression"""
 
     def __str__(self) -> str:
-        """Return the values, one in a line with its interval, and the notes."""
+        """Return one line per value with its interval, and the notes."""
         sizes = f"{counted(self.queries, 'query')}, {counted(self.gallery, 'gallery item')}"
         if self.classes is not None:
             sizes += f" of {counted(self.classes, 'class')}"
-        tried = f", the best of {len(self.errors)} that were tried" if len(self.errors) > 1 else ""
-        penalty = f"strength {self.strength:g}{tried}; it is alpha {self.alpha:.4g} of scikit-learn"
+        tried = f", the best of {len(self.errors)}" if len(self.errors) > 1 else ""
+        penalty = f"strength {self.strength:g}{tried} (alpha={self.alpha:.4g} in scikit-learn)"
         return "\n".join([sizes, penalty, *self.lines(), *self.notes])
 
     def __repr__(self) -> str:
@@ -124,7 +138,7 @@ class ProbeReport(Values):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """The notes, as of a `RetrievalReport`."""
+        """The notes, under the name that `RetrievalReport` has for them."""
         return self.notes
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,50 +170,53 @@ def linear_probe(
     memory_mb: float | None = None,
     share: Share = EVERYTHING,
 ) -> ProbeReport:
-    """Fit a linear classifier, or a linear regression, on a gallery, and evaluate it on the queries.
+    """Return the accuracy or R2 on the queries of a linear probe that is fitted on the gallery. *Collective*.
 
-    It is ridge regression in closed form: on targets of 1 for the class of an item and -1 for all others, as scikit-learn's
-    `RidgeClassifierCV`, or on numbers, as `RidgeCV`. Of some strengths of its penalty, the one with the least squared error
-    of exact leave-one-out predictions of the gallery is chosen, as these choose among their `alphas`. Nothing is drawn at
-    random, no step is iterated, and neither the scale nor a rotation of the embeddings matters.
+    The probe is ridge regression in closed form. For a classifier, the target is 1 for the class of an item and -1 for all
+    other classes, as in scikit-learn's `RidgeClassifierCV`. For a regression, the targets are the labels, as in `RidgeCV`.
+    Like these two, the probe tries several strengths of the penalty, and keeps the one with the smallest squared error of
+    exact leave-one-out predictions on the gallery. Nothing is random or iterative, and neither the scale nor a rotation of
+    the embeddings changes the result.
 
-    Items of one group, such as a patient or a video, resemble each other. Leave-one-out then predicts an item from its
-    near copies, and promises too much. With `gallery_groups`, the strength is chosen by exact predictions of each group by
-    the fit without it.
+    Items of one group, such as a patient or a video, resemble each other. Leave-one-out then predicts an item from near
+    copies and is too optimistic. With `gallery_groups`, the strength is chosen by exact leave-one-group-out predictions.
 
     Args:
-        queries: (queries, dim) finite floating-point rows. `Shards` bring their labels, ids and groups; with `is_gallery`
-            they are divided into queries and gallery.
-        query_labels: (queries,) integers or strings, the classes; or floats, (queries,) or (queries, targets), for a
-            regression. A query whose class the gallery does not have is left out and counted. Labels in files are classes.
+        queries: (queries, dim) finite floating-point rows. `Shards` bring their own labels, ids and groups, and
+            `Shards` with `is_gallery` are divided into queries and gallery.
+        query_labels: (queries,) integers or strings are classes. Floats of shape (queries,) or (queries, targets) are the
+            targets of a regression. A query is left out and counted if the gallery does not have its class. Labels in
+            files are always classes.
         gallery: (gallery, dim) items that the probe is fitted on.
         gallery_labels: Classes or targets of the gallery, in the same form.
-        query_ids: (queries,) identity of each query, where some come several times: the first of each id is counted. A note
-            says so if some queries have the id of a gallery item.
-        gallery_ids: (gallery,) identity of each gallery item: the probe is fitted on the first of each id.
-        query_groups: (queries,) integers or strings; the queries of one group are taken to be dependent, in place of those
-            of one class, and intervals are over other groups.
-        gallery_groups: (gallery,) integers or strings; the items of one group are left out together. A group is in
-            memory at once, in float64.
-        strengths: Strengths of the penalty that are tried, or one, from 1e-9 to 1e9, in units of the mean of those
-            eigenvalues of the gallery's scatter matrix that are not zero; by default nine from 1e-6 to 100. A note says so
-            if an end of them is clearly the best.
+        query_ids: (queries,) id of each query, if some queries are repeated. Only the first query of each id counts. A note
+            warns if queries have the id of a gallery item.
+        gallery_ids: (gallery,) id of each gallery item. The probe is fitted on the first item of each id.
+        query_groups: (queries,) integers or strings. Queries of one group count as dependent, and the intervals are for new
+            groups. Without groups, queries of one class count as dependent.
+        gallery_groups: (gallery,) integers or strings. The items of one group are left out together. One group at a time is
+            in memory, in float64.
+        strengths: One or several strengths of the penalty, from 1e-9 to 1e9, in units of the mean non-zero eigenvalue of the
+            gallery's scatter matrix. The default is nine strengths from 1e-6 to 100. A note warns if the smallest or the
+            largest is clearly the best.
         confidence: Confidence level of the intervals, in (0, 1).
-        memory_mb: `Shards` whose vectors take more than a quarter of it, in MB, stay in their files, which are then read up
-            to eight times; None is 512. With `gallery_groups` they are mapped, or copied to a temporary file.
-        share: Which of the queries and of the gallery this process holds, where several make the call together. They
-            exchange sums: dim x dim and dim x classes numbers; items are only sent if groups are, to have each group in one
-            process. A process without items passes empty tensors, and empty groups and places where others pass them. All
-            return the report of one process but for rounding: the same strength and accuracy.
+        memory_mb: Memory limit in MB; None is 512. `Shards` stay in their files if their vectors take more than a quarter of
+            it. The files are then read up to eight times. With `gallery_groups`, the vectors are memory-mapped, or copied
+            to a temporary file.
+        share: The part of the queries and of the gallery that this process has, if several processes make the call
+            together. The processes exchange sums of dim x dim and dim x classes numbers. They only send items if there are
+            groups, so that each group is in one process. A process without items passes empty tensors, and empty groups and
+            places if the other processes pass them. Every process returns the single-process report, up to rounding, with
+            the same strength and accuracy.
 
     Returns:
-        A frozen report on the CPU. An accuracy lies in [0, 1]; R2 is 1 at best, and below 0 if the mean of the targets
-        predicts the queries better.
+        A frozen report on the CPU. An accuracy is in [0, 1]. R2 is at most 1, and it is negative if the mean of the targets
+        predicts the queries better than the probe.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings or targets hold NaN or Inf, the gallery is missing, or has a
-            single class, group or item, no query has a class of the gallery, a strength is out of range, or processes that
-            make the call together make it in different ways; the same in every process.
+        ValueError: If shapes or types do not fit, embeddings or targets contain NaN or Inf, the gallery is missing or has a
+            single class, group or item, no query has a class of the gallery, a strength is out of range, or the processes
+            pass different arguments. Every process raises the same error.
 
     Examples:
         >>> import torch
@@ -223,7 +240,8 @@ def linear_probe(
         columns = {"query_labels": query_labels, "gallery_labels": gallery_labels}
         targets = read_targets(columns, processes)
         if targets is not None:
-            # Targets are no codes. Those of an item are found by their row, also after items were left out.
+            # Columns are integer codes, so the targets themselves cannot be a column. The row number finds them, even
+            # after items were left out.
             columns = {name: hashes_of(of_side, torch.float64) for name, of_side in targets.items()}
             rows = {"query_rows": "query_labels", "gallery_rows": "gallery_labels"}
             columns |= {name: torch.arange(len(targets[labels])) for name, labels in rows.items()}
@@ -238,14 +256,14 @@ def linear_probe(
 
 
 def _checked_strengths(strengths: Any) -> list[float]:
-    """Return the strengths that are tried, each once."""
+    """Return the strengths without repetitions."""
     fix = f"Pass numbers from {WEAKEST:g} to {STRONGEST:g}, such as (0.001, 0.1, 10)."
     numbers = [positive_number(CALL, "strengths", strength, fix) for strength in several(strengths)]
     if not numbers:
         raise InputError(f"{CALL}: strengths is empty. {fix}")
     for number in numbers:
         if not WEAKEST <= number <= STRONGEST:
-            raise InputError(f"{CALL}: strengths holds {number:g}. {fix}")
+            raise InputError(f"{CALL}: the strength {number:g} in strengths is out of range. {fix}")
     return list(dict.fromkeys(numbers))
 
 
@@ -255,7 +273,7 @@ def _checked_strengths(strengths: Any) -> list[float]:
 def _report(
     probe: Classification | Regression, strengths: Sequence[float], confidence: float, processes: Processes
 ) -> ProbeReport:
-    """Fit the probe, choose the strength of its penalty, and return what it measures. *Collective*."""
+    """Return the report of the probe, fitted with the best strength of the penalty. *Collective*."""
     ridge = fit_ridge(probe.items, processes)
     scale = ridge.mean_eigenvalue
     way: LeaveOneOut | LeaveGroupOut = LeaveOneOut(ridge, probe.items)
@@ -278,17 +296,17 @@ def _report(
 
 
 def _best(errors: dict[float, float]) -> float:
-    """Return the first strength with the least error, but for rounding."""
+    """Return the first strength with the smallest error, up to rounding."""
     least = min(errors.values())
     return next(strength for strength, error in errors.items() if error <= least * (1 + SAME_ERROR))
 
 
 def _notes_on_fit(ridge: Ridge, errors: dict[float, float], strength: float) -> list[str]:
-    """Return notes on a gallery without directions, or on a strength at an end of those that were tried."""
+    """Return a note if the gallery has collapsed, or if the best strength is the smallest or largest."""
     if not ridge.rank:
         return [
-            f"All {ridge.items:,} gallery items have the same embedding: the embedding has collapsed, and the probe "
-            "predicts the same for every query."
+            f"All {ridge.items:,} gallery items have the same embedding, so the probe predicts the same for every "
+            "query: the embedding has collapsed."
         ]
     ordered = sorted(errors)
     if len(ordered) == 1 or strength not in (ordered[0], ordered[-1]):
@@ -301,6 +319,6 @@ def _notes_on_fit(ridge: Ridge, errors: dict[float, float], strength: float) -> 
         return []
     end = "weakest" if is_weakest else "strongest"
     return [
-        f"The strength with the least error, {strength:g}, is the {end} that was tried, and another one may be better. "
-        f"Pass strengths beyond it, such as {beyond:g}."
+        f"The best strength, {strength:g}, is the {end} that was tried, so a strength beyond it may be better. Pass "
+        f"strengths such as {beyond:g}, too."
     ]

@@ -1,4 +1,4 @@
-"""`embedding_movement`: the cosine of each item to itself in two embeddings, and CKA."""
+"""`embedding_movement`: the cosine between two embeddings of each item, and CKA."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ from fewshot_callbacks.system.words import counted
 
 _CALL = "embedding_movement"
 
-# Change of an item, relative to its length, up to which it has not moved: the rounding of float32.
+# Relative change up to which an item counts as unmoved: the rounding of float32.
 UNMOVED = 1e-6
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class Movement:
-    """The result of `embedding_movement`."""
+    """The result of `embedding_movement`.
+
+    Attributes:
+        cosine: Mean cosine between the two embeddings of each item, in [-1, 1], without items of length 0. NaN if all
+            items have length 0, or if the dimensions differ.
+        cka: Similarity of the two arrangements of items, at most 1. Rotations, shifts and a common scale do not change
+            it. NaN for fewer than four items, or if all items are equal.
+        unmoved: Share of the items that did not move beyond rounding, in [0, 1]; 0 if the dimensions differ.
+        items: Number of items.
+    """
 
     cosine: float
-    """mean cosine of each item to itself before, in [-1, 1]; items of length 0 are left out, NaN if all are, or if the
-    dimensions differ"""
     cka: float
-    """similarity of the arrangements of all items, at most 1; it does not see rotations, shifts and a common scale. NaN with
-    fewer than four items, or if all items are equal"""
     unmoved: float
-    """share of the items that are the same but for rounding, in [0, 1]; 0 if the dimensions differ"""
     items: int
-    """number of items"""
 
 
 @default_mode()
 def embedding_movement(before: Any, after: Any) -> Movement:
-    """Return how far the embeddings of the same items have moved, between two moments of a training or two models.
+    """Return how far the embeddings of the same items have moved between two checkpoints or two models.
 
-    The cosine compares each item with itself, so that it means something only if one model was trained further. Two models
-    that were trained independently have a cosine near 0, however alike they are. CKA compares the arrangements of the items.
+    The cosine compares each item with itself. It is only meaningful if one model was trained further to get the other. For
+    two models that were trained independently it is near 0, however similar they are. CKA compares the arrangements of the
+    items, so it is meaningful for any two models.
 
     CKA is the centred kernel alignment of the inner products (Kornblith, Norouzi, Lee, Hinton, "Similarity of neural network
-    representations revisited", ICML 2019), with the estimator of Song, Smola, Gretton, Bedo, Borgwardt ("Feature selection
-    via dependence maximization", JMLR 13, 2012), whose mean does not depend on the number of items. It may fall a little
-    below 0 where nothing is left of the arrangement.
+    representations revisited", ICML 2019). The estimator of Song, Smola, Gretton, Bedo, Borgwardt ("Feature selection via
+    dependence maximization", JMLR 13, 2012) makes its mean independent of the number of items. CKA can be slightly negative
+    for unrelated arrangements.
 
     Args:
         before: (items, dim) finite floating-point rows.
-        after: (items, other dim) embeddings of the same items in the same order. The cosine needs an equal dimension.
+        after: (items, other dim) embeddings of the same items in the same order. The cosine needs the same dimension.
 
     Returns:
-        The mean cosine, CKA and the share of items that have not moved. Memory is three matrices of items x items numbers,
-        216 MB for 3,000 items: pass a sample of a large set.
+        The mean cosine, CKA and the share of unmoved items. The call takes the memory of three items x items matrices,
+        216 MB for 3,000 items, so pass a sample of a large set.
 
     Raises:
-        ValueError: If the numbers of rows differ, there are no rows, or rows hold NaN or Inf.
+        ValueError: If the numbers of rows differ, there are no rows, or rows contain NaN or Inf.
 
     Examples:
         >>> import torch
@@ -103,8 +107,8 @@ def _cka(before: Float[Tensor, "items dim"], after: Float[Tensor, "items other_d
 
 
 def _kernel(rows: Float[Tensor, "items dim"]) -> Float[Tensor, "items items"]:
-    """Return the inner products of all pairs of items, without those of an item with itself."""
-    # Shifts change no alignment; without the mean, less is lost to rounding. A common scale keeps products in range.
+    """Return the inner products of all pairs of items, with a zero diagonal."""
+    # A shift does not change the alignment, and centred rows lose less to rounding. The scale keeps products in range.
     centred = rows - rows.mean(dim=0)
     largest = centred.abs().max()
     if largest == 0:
@@ -114,7 +118,7 @@ def _kernel(rows: Float[Tensor, "items dim"]) -> Float[Tensor, "items items"]:
 
 
 def _dependence(one: Float[Tensor, "items items"], other: Float[Tensor, "items items"]) -> float:
-    """Return the unbiased estimate of the Hilbert-Schmidt independence criterion, of kernels without diagonals."""
+    """Return the unbiased estimate of the Hilbert-Schmidt independence criterion, for kernels with a zero diagonal."""
     items = len(one)
     row_sums = one.sum(dim=1)
     other_row_sums = other.sum(dim=1)

@@ -1,4 +1,4 @@
-"""Neighbours in files: Parquet with exact scores, ties and ids, or `.ivecs` and `.fvecs` as other libraries read them."""
+"""Neighbours in files: Parquet with exact scores, ties and ids, or `.ivecs` and `.fvecs` for other libraries."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fewshot_callbacks.files.outputs import naming_output, whole_file
 from fewshot_callbacks.functional.neighbours import Neighbours
 from fewshot_callbacks.system.extras import required_extra
 
-# Neighbours in a row group. It depends on nothing else, so that the same neighbours make the same file, however many
-# processes have found them, and in batches of any size.
+# Neighbours per row group. It is constant, so that the file only depends on the neighbours, not on the number of processes
+# or the size of batches.
 GROUP_NEIGHBOURS = 2**18
 # Key of the metadata of a Parquet file.
 METADATA = b"fewshot_callbacks"
@@ -32,7 +32,7 @@ _NEEDED = ("query", "indices", "scores", "tied", "unlisted_ties")
 
 
 class UserIds(NamedTuple):
-    """The ids of the queries and of the gallery, as the user has them."""
+    """The ids of the queries and of the gallery, as the user passed them."""
 
     queries: NDArray[Any] | None = None  # (queries,) None if they have none
     gallery: NDArray[Any] | None = None  # (gallery,)
@@ -46,21 +46,21 @@ def write_neighbours(
     gallery_ids: Any | None = None,
     about: Mapping[str, object] | None = None,
 ) -> None:
-    """Write neighbours to a file. The ending of its name is the format.
+    """Write neighbours to a file. The file extension decides the format.
 
-    A `.parquet` file has a row for each query, with the columns `query`, `indices`, `scores` (float64), `tied`,
-    `unlisted_ties` and perhaps `query_id`, `ids` and `relevant`. `indices` are rows of the gallery, and `ids` are the ids of
-    these rows. An `.ivecs` file has only `indices`, as int32. An `.fvecs` file has only `scores`, rounded to float32.
+    A `.parquet` file has one row per query, with the columns `query`, `indices`, `scores` (float64), `tied`, `unlisted_ties`
+    and, if you have them, `query_id`, `ids` and `relevant`. `indices` are gallery rows, and `ids` are the ids of these rows.
+    An `.ivecs` file only has `indices`, as int32. An `.fvecs` file only has `scores`, rounded to float32.
 
     Args:
-        path: The file. A file of this name is replaced when the new one is complete.
-        found: What `nearest` has returned.
-        query_ids: (queries,) id of each of all queries, integers or strings; only written to Parquet.
-        gallery_ids: (gallery,) id of each row of the gallery.
-        about: Plain values that a Parquet file records, such as `{"similarity": "cosine"}`.
+        path: The file. An existing file is replaced when the new file is complete.
+        found: The result of `nearest`.
+        query_ids: (queries,) ids of all queries, integers or strings. They are only written to Parquet.
+        gallery_ids: (gallery,) id of each gallery row.
+        about: Plain values to record in a Parquet file, such as `{"similarity": "cosine"}`.
 
     Raises:
-        ValueError: If the name has another ending, or a row of the gallery does not fit into int32 in an `.ivecs` file.
+        ValueError: If the extension is unknown, or a gallery row does not fit into int32 in an `.ivecs` file.
         ModuleNotFoundError: If `pyarrow` is not installed, for a `.parquet` file.
 
     Examples:
@@ -82,9 +82,9 @@ def write_neighbours(
 def write_batches(
     path: str | os.PathLike[str], batches: Iterable[Neighbours], ids: UserIds, about: Mapping[str, object]
 ) -> None:
-    """Write the neighbours of some batches of queries, one after the other, to one file; see `write_neighbours`.
+    """Write the neighbours of batches of queries to one file, in order (see `write_neighbours`).
 
-    In addition to a batch, a few times `GROUP_NEIGHBOURS` neighbours are in memory.
+    A few times `GROUP_NEIGHBOURS` neighbours are in memory, in addition to a batch.
     """
     opened = _opener(path)
     with whole_file(path) as file, opened(file, ids, about) as write:
@@ -94,10 +94,10 @@ def write_batches(
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Refuse a name whose ending is no format, or a format whose package is not installed.
+    """Refuse a file name with an unknown extension, or a format whose package is not installed.
 
     Raises:
-        ValueError: No format has this ending.
+        ValueError: If the extension is unknown.
         ModuleNotFoundError: If `pyarrow` is not installed, for a `.parquet` file.
     """
     if _opener(path) is _parquet:
@@ -106,10 +106,10 @@ def check_name(path: str | os.PathLike[str]) -> None:
 
 
 def read_neighbours(path: str | os.PathLike[str]) -> Neighbours:
-    """Return the neighbours of a `.parquet` file that `write_neighbours` or `fewshot nearest` has written.
+    """Return the neighbours in a `.parquet` file that `write_neighbours` or `fewshot nearest` wrote.
 
     Raises:
-        ValueError: If the file does not exist, or is not such a file. `.ivecs` and `.fvecs` files lack scores or ties.
+        ValueError: If the file does not exist or is not such a file. (`.ivecs` and `.fvecs` files lack scores or ties.)
         ModuleNotFoundError: If `pyarrow` is not installed.
 
     Examples:
@@ -118,7 +118,7 @@ def read_neighbours(path: str | os.PathLike[str]) -> Neighbours:
         >>> from fewshot_callbacks import nearest
         >>> path = f"{tempfile.mkdtemp()}/truth.parquet"
         >>> write_neighbours(path, nearest(torch.eye(3), k=1))
-        >>> read_neighbours(path).unlisted_ties  # both other rows are as near
+        >>> read_neighbours(path).unlisted_ties  # the other two rows tie
         tensor([1, 1, 1])
     """
     file = Path(path)
@@ -143,7 +143,7 @@ def read_neighbours(path: str | os.PathLike[str]) -> Neighbours:
 
 
 def _as_tensor(column: Any) -> Shaped[Tensor, "*shape"]:
-    """Return a column of numbers, or of lists of one length, of a Parquet file."""
+    """Return a Parquet column of numbers, or of lists of equal length."""
     types = import_module("pyarrow.types")
     pieces = []
     for chunk in column.chunks:
@@ -156,7 +156,7 @@ def _as_tensor(column: Any) -> Shaped[Tensor, "*shape"]:
 
 
 def _groups(batches: Iterable[Neighbours]) -> Iterator[Neighbours]:
-    """Yield the rows of all batches in groups of the same size. Only the last group may be smaller."""
+    """Yield the rows of all batches in groups of equal size. Only the last group may be smaller."""
     pending: list[Neighbours] = []
     number = 0
     for batch in batches:
@@ -175,7 +175,7 @@ def _groups(batches: Iterable[Neighbours]) -> Iterator[Neighbours]:
 
 
 def _slice_of(found: Neighbours, rows: slice) -> Neighbours:
-    """Return the neighbours of some queries."""
+    """Return the neighbours of a slice of queries."""
     values = {field.name: getattr(found, field.name) for field in fields(found)}
     return replace(found, **{name: value[rows] for name, value in values.items() if value is not None})
 
@@ -192,17 +192,17 @@ def _joined(pieces: list[Neighbours]) -> Neighbours:
 
 
 def _opener(path: str | os.PathLike[str]) -> Callable[..., Any]:
-    """Return the context manager that opens a file for writing, by the ending of its name.
+    """Return the context manager that opens a file for writing, by its extension.
 
     Raises:
-        ValueError: No format has this ending.
+        ValueError: If the extension is unknown.
     """
     formats = {".parquet": _parquet, ".ivecs": _ivecs, ".fvecs": _fvecs}
     opener = formats.get(Path(path).suffix.lower())
     if opener is None:
         raise InputError(
-            f"{os.fspath(path)} does not end with {', '.join(formats)}. Pass a name such as truth.parquet, which keeps "
-            "exact scores, ties and ids."
+            f"{os.fspath(path)} does not end with {', '.join(formats)}. Pass a name such as truth.parquet, which "
+            "stores exact scores, ties and ids."
         )
     return opener
 
@@ -253,7 +253,7 @@ def _table(arrow: Any, found: Neighbours, ids: UserIds) -> Any:
 
 @contextmanager
 def _vecs(file: Path, vectors_of: Callable[[Neighbours], NDArray[Any]]) -> Iterator[Callable[[Neighbours], None]]:
-    """Open a file of vectors of 4 bytes a number, each after its length, and yield the function that writes some."""
+    """Open a file of vectors with 4 bytes per number, each after its length, and yield the function that writes them."""
     with file.open("wb") as opened:
 
         def write(found: Neighbours) -> None:
@@ -267,11 +267,11 @@ def _vecs(file: Path, vectors_of: Callable[[Neighbours], NDArray[Any]]) -> Itera
 
 
 def _ivecs(file: Path, ids: UserIds, about: Mapping[str, object]) -> Any:
-    del ids, about  # for which the format has no room
+    del ids, about  # the format cannot store them
 
     def rows_of_gallery(found: Neighbours) -> NDArray[Any]:
         if int(found.indices.max()) >= 2**31:
-            raise InputError("An .ivecs file has rows of the gallery below 2^31. Write a .parquet file.")
+            raise InputError("An .ivecs file can only store gallery rows below 2^31. Write a .parquet file.")
         return found.indices.numpy().astype("<i4")
 
     return _vecs(file, rows_of_gallery)

@@ -1,4 +1,4 @@
-"""`neighbour_overlap`: how many neighbours of each item two embeddings have in common."""
+"""`neighbour_overlap`: the share of nearest neighbours that two embeddings have in common."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ _CALL = "neighbour_overlap"
 @equal_with_nan
 @dataclass(frozen=True)
 class NeighbourOverlap:
-    """The result of `neighbour_overlap`; `print` shows it with the overlap of independent embeddings."""
+    """The result of `neighbour_overlap`; `print` shows it next to the overlap of independent embeddings.
+
+    Attributes:
+        overlap: Mean over the items of the share of their k nearest neighbours that both embeddings have in common, in
+            [0, 1].
+        expected: Expected `overlap` of two independent embeddings: k over the number of candidates per item.
+        k: Number of neighbours.
+        items: Number of items.
+        items_with_ties: Number of items for which, in either embedding, more candidates have the score of the k-th
+            neighbour. Only the index decides which of these candidates are neighbours.
+        per_item: The share of each item, in float64.
+    """
 
     overlap: float
-    """mean over the items of the share of their k nearest neighbours that both embeddings have in common, in [0, 1]"""
     expected: float
-    """the mean of `overlap` for independent embeddings: k over the number of candidates of an item"""
     k: int
-    """number of neighbours"""
     items: int
-    """number of items"""
     items_with_ties: int
-    """number of items that have, in either embedding, further candidates with the score of the k-th neighbour: which of
-    them are neighbours is only decided by their index"""
     per_item: Float[Tensor, "items"] = field(compare=False, repr=False)
-    """the share of each item, in float64"""
 
     def __str__(self) -> str:
         """Return the overlap, and a note on ties."""
@@ -46,8 +50,8 @@ class NeighbourOverlap:
         lines = [f"{head} ({self.expected:.4f} for independent embeddings)"]
         if self.items_with_ties:
             lines.append(
-                f"{counted(self.items_with_ties, 'item')} {verb(self.items_with_ties, 'has', 'have')} further candidates "
-                "with the score of the last neighbour. The index decides which of them counts."
+                f"{counted(self.items_with_ties, 'item')} {verb(self.items_with_ties, 'has', 'have')} more candidates with "
+                "the score of the last neighbour. The index decides which of them count."
             )
         return "\n".join(lines)
 
@@ -66,32 +70,33 @@ def neighbour_overlap(
     similarity: Similarity = "cosine",
     memory_mb: float | None = None,
 ) -> NeighbourOverlap:
-    """Return how many of the k nearest neighbours of each item are the same in two embeddings of the same items.
+    """Return the share of the k nearest neighbours of each item that are the same in two embeddings of the same items.
 
-    It tells without labels how much a search changes if you replace a model. The two embeddings may have different
-    dimensions, because each item is only compared with items of its own embedding. Rotations and a common scale change
-    nothing. The overlap is 1 if both embeddings have the same neighbours, in whatever order. It is k / (n - 1) on average
-    for two independent embeddings of n items, or k / n with a gallery of n items.
+    The overlap tells you, without labels, how much your search results change if you replace a model. The two embeddings
+    may have different dimensions, because items are only compared within one embedding. Rotations and a common scale do
+    not change the overlap. It is 1 if both embeddings have the same neighbours, in any order. For two independent
+    embeddings of n items its expected value is k / (n - 1), or k / n with a gallery of n items.
 
-    Neighbours are exact, those of `nearest`. Candidates with equal scores are ordered by index in both embeddings. So an
-    embedding has an overlap of 1 with itself, and so have two embeddings whose items are all equal: see `items_with_ties`.
+    The neighbours are the exact ones that `nearest` returns. In both embeddings, candidates with equal scores are ordered
+    by index, so the overlap of an embedding with itself is 1. The overlap of two collapsed embeddings is 1, too: look at
+    `items_with_ties`.
 
     Args:
-        first: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
-        second: (items, other dim) the same items in the same order, by another model.
-        first_gallery: (gallery, dim) items that are searched, by the first model; by default the items themselves, each
-            without itself.
-        second_gallery: (gallery, other dim) the same gallery items in the same order, by the second model.
-        k: Number of neighbours, at most the number of candidates of an item.
+        first: (items, dim) finite floating-point rows. For `hamming`, codes of -1 and +1, or of 0 and 1.
+        second: (items, other dim) embeddings of the same items in the same order, from another model.
+        first_gallery: (gallery, dim) items to search, from the first model; by default the items themselves, each without
+            itself.
+        second_gallery: (gallery, other dim) the same gallery items in the same order, from the second model.
+        k: Number of neighbours, at most the number of candidates per item.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
-        memory_mb: Bound on the memory beyond embeddings and neighbours, in MB; None is 512.
+        memory_mb: Memory limit in MB, in addition to the embeddings and the neighbours; None is 512.
 
     Returns:
-        The mean overlap, its expectation for independent embeddings, and the overlap of each item.
+        The mean overlap, its expected value for independent embeddings, and the overlap of each item.
 
     Raises:
         ValueError: If the numbers of items differ, only one gallery is given, there are fewer than k candidates, or rows
-            hold NaN or Inf.
+            contain NaN or Inf.
 
     Examples:
         >>> import torch
@@ -110,7 +115,7 @@ def neighbour_overlap(
     candidates = len(items[0]) - 1 if galleries is None else len(galleries[0])
     if k > candidates:
         raise InputError(
-            f"{_CALL}: k={k}, and each item has {counted(candidates, 'candidate')}. Pass a smaller k, or more items."
+            f"{_CALL}: k={k}, but each item has {counted(candidates, 'candidate')}. Pass a smaller k, or more items."
         )
     options: dict[str, Any] = {"k": k, "similarity": similarity, "memory_mb": memory_mb}
     with named(_CALL, "nearest"):
@@ -122,10 +127,10 @@ def neighbour_overlap(
 
 
 def _of_both(first: tuple[str, Any], second: tuple[str, Any], similarity: Similarity) -> tuple[Tensor, Tensor]:
-    """Return the rows of both models, given the name and the value of each argument.
+    """Return the rows from both models, given the name and the value of each argument.
 
     Raises:
-        ValueError: If they are not finite matrices with the same number of rows.
+        ValueError: If the rows are not finite matrices with the same number of rows.
     """
     rows, other_rows = (compared_vectors(_CALL, name, value, similarity) for name, value in (first, second))
     if len(rows) != len(other_rows):
@@ -139,17 +144,18 @@ def _of_both(first: tuple[str, Any], second: tuple[str, Any], similarity: Simila
 def _galleries(
     first: Any | None, second: Any | None, items: tuple[Tensor, Tensor], similarity: Similarity
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rows of the gallery by both models; None if the items are searched themselves.
+    """Return the gallery rows from both models; None without a gallery.
 
     Raises:
-        ValueError: As `_of_both`, if only one is given, or if the dimension of one is not that of its items.
+        ValueError: As `_of_both`; also if only one gallery is passed, or if its dimension differs from its items.
     """
     if first is None and second is None:
         return None
     if first is None or second is None:
         given, missing = ("first", "second") if second is None else ("second", "first")
         raise InputError(
-            f"{_CALL}: {given}_gallery without {missing}_gallery. Pass the same gallery items by both models, or neither."
+            f"{_CALL}: {given}_gallery without {missing}_gallery. Pass the same gallery items from both models, or no "
+            "gallery."
         )
     galleries = _of_both(("first_gallery", first), ("second_gallery", second), similarity)
     for name, rows, gallery in zip(("first", "second"), items, galleries, strict=True):
@@ -162,7 +168,7 @@ def _galleries(
 
 
 def _in_common(one: Int[Tensor, "items k"], other: Int[Tensor, "items k"]) -> Int[Tensor, "items"]:
-    """Return the number of neighbours of each item that are in both lists, none of which has an item twice."""
-    # Sorted together, an item of both lists is next to itself.
+    """Return, per item, the number of neighbours in both lists. No list contains an item twice."""
+    # After sorting both lists together, a common item is next to itself.
     both = torch.cat([one, other], dim=1).sort(dim=1).values
     return (both[:, 1:] == both[:, :-1]).sum(dim=1)

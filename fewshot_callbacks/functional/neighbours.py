@@ -1,4 +1,4 @@
-"""The first candidates of each query, and all pairs whose similarity reaches a threshold, by exact scores."""
+"""The nearest candidates of each query, and all pairs whose similarity reaches a threshold, by exact scores."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.settings import LARGEST_RANK, Similarity
 from fewshot_callbacks.system.words import counted, none_has
 
-# Neighbours of a query that `print` shows.
+# Number of neighbours per query that `print` shows.
 SHOWN_NEIGHBOURS = 5
-# A query of another batch, while a batch of queries is searched: its norm, its place and its first duplicate.
+# Bytes per query outside the current batch: its norm, its place and its first duplicate.
 UNSEARCHED_BYTES = 40
 # The public function, for messages.
 _CALL = "nearest"
@@ -45,7 +45,21 @@ _CALL = "nearest"
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The k nearest candidates of each query, the closest first; candidates with equal scores are ordered by index.
+    """The result of `nearest`: the k nearest candidates of each query, nearest first; `print` shows a table.
+
+    Candidates with equal scores are ordered by index.
+
+    Attributes:
+        query_indices: Index of each query among all queries.
+        indices: (queries, k) gallery index of each neighbour; -1 if a query has fewer than k candidates.
+        scores: (queries, k) exact similarity of each neighbour, in the units of the data; minus the distance for
+            `euclidean`. NaN if there is no neighbour.
+        tied: (queries, k) whether another candidate of the query, listed or not, has the same score, so that the order
+            of the two is arbitrary.
+        unlisted_ties: Number of candidates that tie with the last neighbour and are not listed, only because their
+            index is higher.
+        relevant: (queries, k) whether the neighbour has the label of the query; False if there is no neighbour. None
+            without labels.
 
     Examples:
         >>> import torch
@@ -55,26 +69,18 @@ class Neighbours:
     """
 
     query_indices: Int[Tensor, "queries"]
-    """index of each query among all queries"""
     indices: Int[Tensor, "queries k"]
-    """index of each neighbour in the gallery; -1 where a query has fewer than k candidates"""
     scores: Float[Tensor, "queries k"]
-    """exact similarity of each neighbour, in the units of the data: for `euclidean` minus the distance; NaN where there
-    is no neighbour"""
     tied: Bool[Tensor, "queries k"]
-    """whether another candidate of the query, listed or not, has the same score, so that their order is arbitrary"""
     unlisted_ties: Int[Tensor, "queries"]
-    """number of candidates that have the same score as the last neighbour and are not listed only because of their
-    index"""
     relevant: Bool[Tensor, "queries k"] | None = None
-    """whether each neighbour has the query's label, False where there is no neighbour; None without labels"""
 
     def __len__(self) -> int:
         """Return the number of queries."""
         return len(self.query_indices)
 
     def __str__(self) -> str:
-        """Return a table of the first queries with their neighbours, the closest first, and the score of each."""
+        """Return a table of the first queries, with their nearest neighbours and scores."""
         k = self.indices.shape[1]
         columns = min(k, SHOWN_NEIGHBOURS)
         rows = []
@@ -89,7 +95,7 @@ class Neighbours:
         return "\n".join([head, *table(("query", *ranks), rows, len(self))])
 
     def _cell(self, row: int, rank: int) -> str:
-        """Return a neighbour with its score, as it stands in a table."""
+        """Return the table cell of a neighbour, with its score."""
         item = int(self.indices[row, rank])
         if item < 0:
             return "-"
@@ -102,18 +108,21 @@ class Neighbours:
 
     @property
     def found(self) -> Int[Tensor, "queries"]:
-        """Number of neighbours of each query: k, or fewer if it has fewer candidates."""
+        """Number of neighbours of each query: k, or the number of its candidates if it has fewer."""
         return (self.indices >= 0).sum(dim=1)
 
     @property
     def first_relevant(self) -> Int[Tensor, "queries"]:
-        """Rank of the first relevant neighbour, from 1; 0 where none of the k is relevant.
+        """Rank of the first relevant neighbour, from 1; 0 if none of the k neighbours is relevant.
 
         Raises:
-            ValueError: If the neighbours were searched without labels.
+            ValueError: If `nearest` was called without labels.
         """
         if self.relevant is None:
-            raise InputError("Neighbours.first_relevant needs labels. Pass them to nearest.")
+            raise InputError(
+                "Neighbours.first_relevant needs labels. Pass query_labels= to nearest, and gallery_labels= if there "
+                "is a gallery."
+            )
         rank = self.relevant.long().argmax(dim=1) + 1
         return torch.where(self.relevant.any(dim=1), rank, 0)
 
@@ -136,42 +145,43 @@ def nearest(
     progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> Neighbours:
-    """Find the k most similar candidates of each query, exactly and in bounded memory. *Collective*.
+    """Return the k most similar candidates of each query, exactly and within a memory limit. *Collective*.
 
-    Candidates and their exact scores are those of `evaluate_retrieval` (docs/research/exactness.md): with one set, all other
-    items; with a gallery, its items; in both cases without those that ids and groups exclude. Fast products with a
-    proved error bound only rule out candidates that cannot be among the first k; exact scores order the rest. Equal
-    scores are ordered by index and marked as tied.
+    The candidates and their exact scores are the same as in `evaluate_retrieval` (docs/research/exactness.md). Without a
+    gallery, all other items are candidates; with a gallery, its items are. Ids and groups exclude some of them. Fast
+    products with a proven error bound rule out candidates that cannot be among the first k, and exact scores order the
+    remaining candidates. Equal scores are ordered by index and marked as tied.
 
     Args:
-        queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-            `Shards` bring their labels, ids and groups.
-        query_labels: (queries,) integers or strings; without them, `relevant` is None.
+        queries: (queries, dim) finite floating-point rows of any scale. For `hamming`, codes of -1 and +1, or of 0 and 1.
+            `Shards` bring their own labels, ids and groups.
+        query_labels: (queries,) integers or strings. Without labels, `relevant` of the result is None.
         gallery: (gallery, dim) items to search; by default the queries themselves.
-        gallery_labels: (gallery,) labels of the gallery items; needed if both `query_labels` and `gallery` are given.
-        query_indices: Indices of the queries that are searched for, in any order, or a mask; by default all.
+        gallery_labels: (gallery,) label of each gallery item; required if you pass both `query_labels` and `gallery`.
+        query_indices: Indices of the queries to search for, in any order, or a mask; by default all queries.
         k: Number of neighbours, at least 1.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
-        query_ids: (queries,) identity of each query, where some come several times: by default the first of each id is a
-            query. With one set, the first of each id is a candidate, and no query finds an item of its own id. With
-            `gallery_ids`, a query's own copy in the gallery is not a candidate.
-        gallery_ids: (gallery,) identity of each gallery item. The first item of each id is a candidate.
-        query_groups: (queries,) group of each query; candidates of the query's own group are left out.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
-            per bit. A gallery in files (`Shards`) is read in chunks that keep within the bound, and queries are searched
-            in batches.
-        progress: Called with the number of pairs done and the number of all pairs.
-        share: Which of the queries and of the gallery this process holds, where several make the call together. The gallery
-            is exchanged in chunks, and each process returns the neighbours of all queries.
+        query_ids: (queries,) id of each query, if some queries are repeated. By default, only the first query of each id is
+            searched for. Without a gallery, only the first item of each id is a candidate, and no query finds its own id.
+            With `gallery_ids`, a query does not find its own copy in the gallery.
+        gallery_ids: (gallery,) id of each gallery item. Only the first item of each id is a candidate.
+        query_groups: (queries,) group of each query. Items of its own group are not candidates of a query.
+        gallery_groups: (gallery,) group of each gallery item. Without a gallery, `query_groups` is used for both.
+        memory_mb: Memory limit in MB, in addition to the embeddings and the result; None is 512. Binary codes take 4 extra
+            bytes per bit. A gallery in files (`Shards`) is read in chunks, and queries are searched in batches, that fit
+            into this limit.
+        progress: Function of (pairs done, all pairs).
+        share: The part of the queries and of the gallery that this process has, if several processes make the call
+            together. The gallery is exchanged in chunks, and every process returns the neighbours of all queries.
 
     Returns:
-        A frozen result on the CPU; -1 and NaN where a query has fewer than k candidates.
+        A frozen result on the CPU. If a query has fewer than k candidates, the missing indices are -1 and the missing
+        scores are NaN.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, an index is out of range,
-            `gallery_ids` or `gallery_groups` are given without a gallery, no query has a candidate, or processes that make
-            the call together make it in different ways; the same in every process.
+        ValueError: If shapes or types do not fit, embeddings contain NaN or Inf, k < 1, an index is out of range,
+            `gallery_ids` or `gallery_groups` are passed without a gallery, no query has a candidate, or the processes pass
+            different arguments. Every process raises the same error.
 
     Examples:
         >>> import torch
@@ -183,7 +193,7 @@ def nearest(
         >>> found.relevant
         tensor([[ True, False],
                 [ True, False]])
-        >>> found.unlisted_ties  # 1 is as far from 3 as 0 is
+        >>> found.unlisted_ties  # item 1 is as far from item 3 as item 0
         tensor([0, 1])
     """
     with share.processes.together():
@@ -212,12 +222,12 @@ def nearest(
 
 
 def as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
-    """Return the candidates of all queries by their indices among the items that the caller passed.
+    """Return the neighbours of all queries, with indices among the items that the caller passed.
 
     Args:
         sets: Queries and gallery.
         found: Places of the candidates of all queries.
-        asked: Indices of the queries that the caller chose, in the order of the caller; None for all queries.
+        asked: Indices of the queries that the caller chose, in this order; None for all queries.
     """
     items = sets.queries
     places, scores, unlisted_ties = map(torch.from_numpy, found)
@@ -244,7 +254,7 @@ def are_tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "que
 
     Args:
         scores: Descending for each query.
-        unlisted_ties: Number of candidates that are not listed and have the last score.
+        unlisted_ties: Number of unlisted candidates with the last score.
     """
     equals_next = scores[:, 1:] == scores[:, :-1]
     no_neighbour = torch.zeros(len(scores), 1, dtype=torch.bool)
@@ -252,18 +262,25 @@ def are_tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "que
     return tied | ((scores == scores[:, -1:]) & (unlisted_ties > 0)[:, None])
 
 
-# Lowest and highest threshold of each similarity, and advice for another one.
+# Similarity -> lowest and highest threshold, and what to pass instead of another threshold.
 _RANGES = {
-    "cosine": (-1.0, 1.0, "Cosines lie in [-1, 1]: pass one such as 0.98."),
+    "cosine": (-1.0, 1.0, "Pass a cosine in [-1, 1], such as 0.98."),
     "dot": (-math.inf, math.inf, "Pass a finite dot product."),
-    "euclidean": (-math.inf, 0.0, "Scores are minus the distance: pass -0.1 for pairs at most 0.1 apart."),
-    "hamming": (-math.inf, 0.0, "Scores are minus the number of bits that differ: pass -2 for at most two bits."),
+    "euclidean": (-math.inf, 0.0, "Scores are minus the distance. For pairs at most 0.1 apart, pass -0.1."),
+    "hamming": (-math.inf, 0.0, "Scores are minus the number of differing bits. For at most two bits, pass -2."),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class NearDuplicates:
-    """Pairs whose exact score reaches a threshold, the highest first; those of equal scores by their indices.
+    """The result of `near_duplicates`: pairs with a score of at least `min_score`, the highest first, then by index.
+
+    Attributes:
+        first: Index of the query; within one set, the smaller index of the pair.
+        second: Index of the gallery item; within one set, the larger index of the pair.
+        scores: Exact similarity of each pair, in the units of the data; minus the distance for `euclidean`.
+        total: Exact number of pairs that reach the threshold, listed or not.
+        min_score: The threshold.
 
     Examples:
         >>> import torch
@@ -273,25 +290,20 @@ class NearDuplicates:
     """
 
     first: Int[Tensor, "pairs"]
-    """index of the query; within one set the smaller index of the pair"""
     second: Int[Tensor, "pairs"]
-    """index of the gallery item; within one set the larger index of the pair"""
     scores: Float[Tensor, "pairs"]
-    """exact similarity of each pair, in the units of the data: for `euclidean` minus the distance"""
     total: int
-    """number of pairs that reach the threshold, counted exactly, whether they are listed or not"""
     min_score: float
-    """the threshold"""
 
     def __len__(self) -> int:
         """Return the number of listed pairs."""
         return len(self.first)
 
     def __str__(self) -> str:
-        """Return a table of the pairs with the highest scores."""
+        """Return a table of the pairs with the highest scores, and the number of all pairs."""
         head = f"{counted(self.total, 'pair')} with a score of at least {self.min_score:g}"
         if self.unlisted_pairs:
-            head += f", of which {len(self):,} are listed"
+            head += f" ({len(self):,} listed)"
         if not len(self):
             return head
         first_rows = slice(SHOWN_ROWS)
@@ -304,7 +316,7 @@ class NearDuplicates:
 
     @property
     def unlisted_pairs(self) -> int:
-        """Number of pairs that reach the threshold but are not listed; none of them scores higher than a listed pair."""
+        """Number of pairs that reach the threshold but are not listed. Their scores do not exceed those of listed pairs."""
         return self.total - len(self)
 
 
@@ -324,37 +336,39 @@ def near_duplicates(
     progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> NearDuplicates:
-    """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
+    """Return all pairs with a similarity of at least `min_score`, within one set or between two. *Collective*.
 
-    *Collective*. The result is exact in the sense of docs/research/exactness.md, and no matrix of all similarities is
-    made: products of low precision (bytes on a processor, float16 on a GPU) rule out most pairs, and exact scores
-    decide the rest. Within one set, each pair is multiplied once.
+    The two sets may be two splits, such as training and test. The result is exact in the sense of
+    docs/research/exactness.md, and no matrix of all similarities is computed. Low-precision products (bytes on a CPU,
+    float16 on a GPU) rule out most pairs, and exact scores decide the remaining pairs. Within one set, each pair is
+    computed once.
 
     Args:
-        queries: (queries, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-            `Shards` bring their ids and groups.
-        gallery: (gallery, dim) a second set; by default the pairs within the queries are searched.
-        query_ids: (queries,) identity of each query, where some come several times: only the first of each id is compared.
-        gallery_ids: (gallery,) identity of each gallery item, likewise. A query and an item of one id are no pair.
-        query_groups: (queries,) group of each query, such as its video. Items of one group are no pair.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        min_score: The lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
-            embedding: look at some pairs around the threshold.
-        similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
-        most: Largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
-            pair takes 24 bytes, and a few times as much during the search.
-        memory_mb: Bound on the memory beyond embeddings and pairs, in MB; None is 512.
-        progress: Called with the number of pairs done and the number of all pairs.
-        share: Which of the queries and of the gallery this process holds, where several make the call together. Each
-            process lists `most` pairs at most of its own queries, and returns those of all.
+        queries: (queries, dim) finite floating-point rows of any scale. For `hamming`, codes of -1 and +1, or of 0 and 1.
+            `Shards` bring their own ids and groups.
+        gallery: (gallery, dim) a second set; by default, pairs within the queries are searched.
+        query_ids: (queries,) id of each query, if some queries are repeated. Only the first query of each id is compared.
+        gallery_ids: (gallery,) id of each gallery item, likewise. A query and a gallery item with the same id are not
+            a pair.
+        query_groups: (queries,) group of each query, such as its video. Two items of one group are not a pair.
+        gallery_groups: (gallery,) group of each gallery item. Without a gallery, `query_groups` is used for both.
+        min_score: The lowest score of a pair, in the units of the data. The score of a duplicate depends on the embedding,
+            so look at some pairs around the threshold.
+        similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of differing bits).
+        most: Largest number of listed pairs. The pairs with the highest scores are listed, and all pairs are counted. A
+            listed pair takes 24 bytes, and a few times as much during the search.
+        memory_mb: Memory limit in MB, in addition to the embeddings and the pairs; None is 512.
+        progress: Function of (pairs done, all pairs).
+        share: The part of the queries and of the gallery that this process has, if several processes make the call
+            together. A process lists at most `most` pairs of its own queries, and returns the pairs of all processes.
 
     Returns:
-        A frozen result on the CPU; if no pair reaches the threshold, its tensors are empty.
+        A frozen result on the CPU. Its tensors are empty if no pair reaches the threshold.
 
     Raises:
-        ValueError: If shapes or types do not fit, a row holds NaN or Inf, `min_score` is outside the similarity's range,
-            `most` < 0, a single set has a single item, `gallery_ids` or `gallery_groups` are given without a gallery, or
-            processes that make the call together make it in different ways; the same in every process.
+        ValueError: If shapes or types do not fit, a row contains NaN or Inf, `min_score` is outside the range of the
+            similarity, `most` < 0, there is no gallery and only one item, `gallery_ids` or `gallery_groups` are passed
+            without a gallery, or the processes pass different arguments. Every process raises the same error.
 
     Examples:
         >>> import torch
@@ -380,7 +394,7 @@ def near_duplicates(
         )
         if sets.same_set and sets.queries.length == 1:
             raise InputError(
-                f"{call}: queries hold a single item, which has no pair. Pass a second set as gallery, or more items."
+                f"{call}: a single item has no pair. Pass more items as queries, or a second set as gallery."
             )
         rules = sets.rules()
         with computing() as threads:
@@ -409,7 +423,7 @@ def score_threshold(call: str, min_score: Any, similarity: Similarity) -> float:
     """Return the threshold as a float.
 
     Raises:
-        ValueError: If every score reaches it, or none can.
+        ValueError: If it is not a number in the range of the similarity.
     """
     low, high, fix = _RANGES[similarity]
     try:
@@ -417,7 +431,7 @@ def score_threshold(call: str, min_score: Any, similarity: Similarity) -> float:
     except (TypeError, ValueError):
         threshold = math.nan  # refused below
     if not (low <= threshold <= high and math.isfinite(threshold)):
-        raise InputError(f"{call}: no {similarity} score is compared with min_score={min_score!r}. {fix}")
+        raise InputError(f"{call}: min_score={min_score!r} is outside the range of {similarity} scores. {fix}")
     return threshold
 
 
@@ -425,10 +439,10 @@ def score_threshold(call: str, min_score: Any, similarity: Similarity) -> float:
 
 
 def compared_vectors(call: str, name: str, value: Any, similarity: Similarity, code: str | None = None) -> Tensor:
-    """Return the vectors of an argument, or its codes of -1 and +1, as they are compared.
+    """Return the vectors of an argument, or its codes of -1 and +1, in a type that can be compared.
 
     Raises:
-        ValueError: If it is no finite matrix, or the similarity is unknown.
+        ValueError: If it is not a finite matrix, or the similarity is unknown.
     """
     check_similarity(similarity)
     vectors = as_tensor(value, name, call).cpu()
@@ -445,17 +459,17 @@ def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
 
 
 def search(vectors: Vectors, rules: Rules, k: int, memory: float, progress: Progress | None = None) -> NearestItems:
-    """Return the places of the first k candidates of each query of this process, and their scores. *Collective*.
+    """Return places and scores of the first k candidates of each query of this process. *Collective*.
 
-    Scores are in the units of the data; a missing candidate has place -1 and NaN. The search keeps within the budget; what
-    it returns is not a part of it.
+    Scores are in the units of the data. A missing candidate has the place -1 and the score NaN. The memory budget does not
+    include the result.
 
     Args:
         vectors: The queries of this process, and the gallery.
-        rules: Which items are no candidates.
+        rules: Items that are not candidates.
         k: Number of candidates.
         memory: Budget in bytes.
-        progress: Called with the number of pairs done and the number of all pairs.
+        progress: Function of (pairs done, all pairs).
     """
     queries = len(rules.self_match)
     found = NearestItems(np.empty((queries, k), np.int64), np.empty((queries, k)), np.empty(queries, np.int64))
@@ -465,7 +479,7 @@ def search(vectors: Vectors, rules: Rules, k: int, memory: float, progress: Prog
             continue
         for joined, values in zip(found, of_batch, strict=True):
             joined[batch] = values
-        del of_batch, values  # before the next batch is searched
+        del of_batch, values  # frees the memory before the next search
     return found
 
 
@@ -479,19 +493,19 @@ def found_in_batches(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[Int[np.ndarray, "batch"], NearestItems]]:
-    """Yield some queries of this process, and what `search` finds for them, until all are searched. *Collective*.
+    """Yield batches of queries of this process, each with what `search` finds for it. *Collective*.
 
-    So many queries are searched together as a budget allows. All processes take the same number of batches, some of which
-    may be empty. A journal keeps what each batch has found.
+    A batch has as many queries as the budget allows. All processes have the same number of batches, and some batches may
+    be empty. A journal records the result of each batch.
 
     Args:
         vectors: The queries of this process, and the gallery.
-        rules: Which items are no candidates.
-        queries: Numbers of the queries that are searched for.
+        rules: Items that are not candidates.
+        queries: Indices of the queries to search for.
         k: Number of candidates.
         memory: Budget in bytes.
-        most: Largest number of queries in a batch; None for as many as fit.
-        progress: Called with the number of pairs done and the number of all pairs.
+        most: Largest number of queries per batch; None for as many as fit.
+        progress: Function of (pairs done, all pairs).
     """
     own = len(rules.self_match)
     at_once = queries_at_once(memory, k, vectors.scale.dim * vectors.pairs.queries.itemsize)
@@ -516,7 +530,7 @@ def _found(
     places: NDArray[np.int32],
     progress: Progress | None,
 ) -> list[NDArray[Any]]:
-    """Return what `search` finds for queries that are searched together. *Collective*."""
+    """Return what `search` finds for one batch of queries. *Collective*."""
     vectors, rules = _only(vectors, rules, batch)
     found = nearest_items(vectors, rules.self_match, rules.codes, k, memory, places, progress)
     return [found.items, scores_of(vectors, found.scores).numpy(), found.unlisted_ties]
@@ -527,7 +541,7 @@ def _only(vectors: Vectors, rules: Rules, queries: Int[np.ndarray, "batch"]) -> 
     if np.array_equal(queries, np.arange(len(rules.self_match))):
         return vectors, rules
     codes = [(of_queries[queries], of_items) for of_queries, of_items in rules.codes]
-    # Two sets, since only the rules exclude: a row that stands for several items is a candidate of itself.
+    # Not one set, because only the rules exclude items: a row that several items share is a candidate of itself.
     chosen = vectors.take(queries, slice(None), may_be_one_set=False)
     return chosen, rules._replace(self_match=rules.self_match[queries], codes=codes)
 
@@ -548,7 +562,7 @@ def search_of_all(call: str, sets: ItemSets, k: int, progress: Progress | None =
 
 
 def without_candidates(call: str, sets: ItemSets) -> InputError:
-    """Return the error for queries of which none has a candidate."""
+    """Return the error for queries without any candidate."""
     fix = "Ids or groups exclude the whole gallery." if sets.exclusions() else "Pass a second item, or a gallery."
     return InputError(f"{call}: {none_has(sets.queries.length, 'query')} a candidate. {fix}")
 
@@ -561,13 +575,13 @@ def positive_whole(
     Args:
         call: The public function, for messages.
         name: Name of the argument.
-        value: What the caller passed.
-        fix: Advice, for messages.
+        value: Value of the argument.
+        fix: Sentence on what to pass instead.
         least: The smallest allowed number.
         most: The largest allowed number; None for no limit.
 
     Raises:
-        ValueError: If the value is no whole number, or out of range.
+        ValueError: If the value is not a whole number, or out of range.
     """
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     number = value.__index__() if is_whole else None
@@ -582,7 +596,7 @@ def positive_number(call: str, name: str, value: Any, fix: str) -> float:
     """Return a value of any library as a positive, finite number; see `positive_whole` for the arguments.
 
     Raises:
-        ValueError: If the value is no such number.
+        ValueError: If the value is not a positive, finite number.
     """
     is_scalar_array = hasattr(value, "item") and np.ndim(value) == 0
     number = value.item() if is_scalar_array else value
@@ -600,10 +614,10 @@ def chosen_indices(call: str, name: str, value: Any, items: int, of: str = "embe
         name: Name of the argument.
         value: Indices, or a mask of all items; None chooses all.
         items: Number of items.
-        of: Name of the argument that holds the items.
+        of: Name of the argument with the items.
 
     Raises:
-        ValueError: If the argument holds no indices, or some out of range.
+        ValueError: If the argument does not consist of indices, or if an index is out of range.
     """
     if value is None:
         return torch.arange(items)
@@ -614,14 +628,15 @@ def chosen_indices(call: str, name: str, value: Any, items: int, of: str = "embe
         index = index.nonzero().flatten()
     if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise InputError(
-            f"{call}: {name} must be indices of {of}, one-dimensional integers, or a mask of all {items}; got shape "
-            f"{tuple(index.shape)} of {index.dtype}. Pass a list of indices, such as [0, 5]."
+            f"{call}: {name} must be one-dimensional integers, the indices of {of}, or a mask of all {items} items; got "
+            f"{index.dtype} of shape {tuple(index.shape)}. Pass a list of indices, such as [0, 5]."
         )
     index = index.long()
     out_of_range = index[(index < 0) | (index >= items)]
     if len(out_of_range):
         raise InputError(
-            f"{call}: {name} holds {int(out_of_range[0])}, but {of} has {items} items. Pass indices from 0 to {items - 1}."
+            f"{call}: {name} contains {int(out_of_range[0])}, but {of} has {items} items. Pass indices from 0 to "
+            f"{items - 1}."
         )
     if not len(index):
         raise InputError(f"{call}: {name} chooses none of the {items} {of}. Pass at least one index.")

@@ -1,4 +1,4 @@
-"""p values of paired differences, and their correction for several comparisons."""
+"""p-values of paired differences, and their correction for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from fewshot_callbacks.functional.statistics import low_and_width, units_of
 def paired_difference_p_value(
     differences: Any, clusters: Any | None = None, bounds: tuple[float, float] | None = (0.0, 1.0)
 ) -> float:
-    """Return the p value of a mean difference of 0, two-sided: 1 minus the confidence from which on an interval has 0.
+    """Return the two-sided p-value of a mean difference of 0.
 
-    The interval is that of `paired_difference_interval`, so p is below 0.05 where its 95 % interval excludes 0. The two
-    disagree only in rare sets whose corrected interval contains 0 while the plain interval at a higher level does not.
+    It is 1 minus the lowest confidence at which the interval of `paired_difference_interval` contains 0. So p is below 0.05
+    if the 95 % interval excludes 0. The two only disagree in rare sets, if the corrected interval contains 0 and the plain
+    interval at a higher confidence does not.
 
     Args:
-        differences: (items,) each a value of the first minus the value of the second; NaN is left out.
-        clusters: The class of each difference, any integers or strings, if differences are dependent inside classes.
-        bounds: The smallest and the largest value that is subtracted. With None, or an infinite bound, p is that of
-            Student's t.
+        differences: (items,) first value minus second value. NaN is left out.
+        clusters: The class of each difference, integers or strings, if differences are dependent within classes.
+        bounds: The smallest and the largest value that is subtracted. With None or an infinite bound, p is the p-value of
+            Student's t test.
 
     Returns:
-        p in [0, 1]; 1 where all differences are 0. NaN for fewer than two differences or clusters, and without bounds
-        where all differences are the same, but not 0.
+        p in [0, 1]; 1 if all differences are 0. NaN for fewer than two differences or clusters and, without bounds, if all
+        differences are equal and not 0.
 
     Raises:
         ValueError: If a difference is larger than the bounds allow.
@@ -66,7 +67,7 @@ def paired_difference_p_value(
 
 
 def _quantile_at_zero(means: Sequence[float], estimate: Estimate) -> float:
-    """Return the half-width in standard errors of the plain t interval at the confidence from which on an end passes 0.
+    """Return the half-width, in standard errors, of the plain t interval at the lowest confidence at which it contains 0.
 
     Args:
         means: The mean of each unit.
@@ -78,7 +79,7 @@ def _quantile_at_zero(means: Sequence[float], estimate: Estimate) -> float:
         return corrected
     if corrected_ends(means, estimate, plain) is None:
         return plain
-    # Between the two the plain interval, which contains 0, takes the place of the corrected one, which does not.
+    # Between the two, the plain interval contains 0 and replaces the corrected interval, which does not.
     for _ in range(60):
         middle = (plain + corrected) / 2
         if corrected_ends(means, estimate, middle) is None:
@@ -89,16 +90,16 @@ def _quantile_at_zero(means: Sequence[float], estimate: Estimate) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values that are corrected for their number (Holm, 1979), in the same order; NaN stays NaN.
+    """Return p-values corrected for multiple comparisons (Holm, 1979), in the same order; NaN stays NaN.
 
-    If those below 0.05 are called differences, the chance that there is any false one among them is 5 % at most. NaN is
-    not counted.
+    If you call every corrected p-value below 0.05 a difference, the probability of at least one false difference is at most
+    5 %. NaN does not count as a comparison.
 
     Args:
-        p_values: p values in [0, 1].
+        p_values: p-values in [0, 1].
 
     Raises:
-        ValueError: If one is not in [0, 1].
+        ValueError: If a p-value is not in [0, 1].
 
     Examples:
         >>> holm([0.01, 0.04, 0.03])
@@ -106,7 +107,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     outside = [p for p in p_values if p < 0 or p > 1]
     if outside:
-        raise InputError(f"holm: {outside[0]:g} is not between 0 and 1. Pass p values.")
+        raise InputError(f"holm: {outside[0]:g} is not between 0 and 1. Pass p-values.")
     present = [index for index, p in enumerate(p_values) if not math.isnan(p)]
     corrected = [math.nan] * len(p_values)
     largest = 0.0

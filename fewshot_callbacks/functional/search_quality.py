@@ -1,4 +1,4 @@
-"""`search_quality`: what an approximate search index finds, compared with exact search."""
+"""`search_quality`: the recall of an approximate search index, compared with exact search."""
 
 from __future__ import annotations
 
@@ -41,14 +41,35 @@ from fewshot_callbacks.settings import Similarity
 from fewshot_callbacks.system.words import counted, none_has, verb
 
 _CALL = "search_quality"
-# Values of each query by key.
+# Key -> value of each query.
 Values = dict[str, Float[Tensor, "queries"]]
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class SearchQuality:
-    """What an index has found, compared with exact search; `print` shows tables.
+    """The result of `search_quality`: an approximate index compared with exact search; `print` shows tables.
+
+    Attributes:
+        recall: k -> mean recall@k over the queries, in [0, 1]: the share of the k nearest items that the index found.
+        intervals: k -> 95 % interval of this mean.
+        recall_within: k -> the same mean, if an item also counts when its score is at most `within` below the score of
+            the k-th nearest.
+        percentile_1: k -> recall@k that the worst 1 % of the queries do not exceed.
+        percentile_5: k -> recall@k that the worst 5 % of the queries do not exceed.
+        within: Tolerance of `recall_within`, relative to the score of the k-th nearest.
+        differences: Key -> value of the index, value of exact search, and the interval of their difference. The keys
+            are `search_recall@10` and so on and, with labels, `recall@1` and `map@10_min` and so on.
+        quantisation: Key -> exact search of the stored rows minus exact search; empty without `stored`.
+        index: Key -> the index minus exact search of the stored rows; empty without `stored`.
+        queries: Number of queries.
+        gallery: Number of gallery items.
+        faults: Number of entries that are `missing` (-1), `unknown`, `repeated`, or `excluded` (the query itself, or an
+            item that its id or group excludes).
+        queries_with_ties: Number of queries for which more candidates have the score of the last neighbour of exact
+            search (of the stored rows, if you passed some), so that any of them may be found.
+        notes: What you should know when you read the values.
+        per_query: Key -> value of the index for each query; NaN if a query has no value.
 
     Examples:
         >>> import torch
@@ -59,39 +80,23 @@ class SearchQuality:
     """
 
     recall: dict[int, float]
-    """k -> mean over the queries of recall@k, in [0, 1]: the share of the k nearest that the index found"""
     intervals: dict[int, Interval]
-    """k -> 95 % interval of that mean"""
     recall_within: dict[int, float]
-    """k -> the same mean, where an item counts if its score is at most `within` below that of the k-th nearest"""
     percentile_1: dict[int, float]
-    """k -> the value that 1 % of the queries do not exceed in recall@k"""
     percentile_5: dict[int, float]
-    """k -> the value that 5 % of the queries do not exceed"""
     within: float
-    """tolerance of `recall_within`, relative to the score of the k-th nearest"""
     differences: dict[str, Difference]
-    """key -> the value of what was found, and of exact search, with the interval of found minus exact: `search_recall@10`,
-    and with labels `recall@1` and `map@10_min`"""
     quantisation: dict[str, Difference]
-    """key -> exact search of the stored rows minus exact search; empty without `stored`"""
     index: dict[str, Difference]
-    """key -> what was found minus exact search of the stored rows; empty without `stored`"""
     queries: int
     gallery: int
     faults: dict[str, int]
-    """number of entries that are `missing` (-1), `unknown`, `repeated`, and `excluded`: the query itself, or an item that
-    its id or group excludes"""
     queries_with_ties: int
-    """number of queries of which further candidates have the score of the last neighbour of exact search (of the stored
-    rows, if there are some), so that it is arbitrary which of them are found"""
     notes: tuple[str, ...]
-    """what a reader of the values should know"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
-    """key -> value of each query, of what was found; NaN where it has none"""
 
     def metrics(self) -> dict[str, float]:
-        """Return the values under the names with which they are logged, those of exact search left out."""
+        """Return the values of the index, by the names that are logged."""
         values = {}
         for k, recall in self.recall.items():
             key = _key_of(k)
@@ -102,7 +107,7 @@ class SearchQuality:
         return values | {key: change.first for key, change in self.differences.items() if key not in values}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with None for NaN."""
+        """Return plain values for JSON; NaN becomes None."""
         parts = {"differences": self.differences, "quantisation": self.quantisation, "index": self.index}
         return {
             "values": {key: None if math.isnan(value) else value for key, value in self.metrics().items()},
@@ -121,7 +126,7 @@ class SearchQuality:
         }
 
     def __str__(self) -> str:
-        """Return a table of recall; a table of what it costs, with labels or stored rows; and the notes."""
+        """Return a table of recall, a table of losses if there are labels or stored rows, and the notes."""
         head = f"Found by the index, compared with exact search: {counted(self.queries, 'query')}, "
         head += counted(self.gallery, "gallery item")
         parts = ["\n".join([head, *table(*self._recall_table())])]
@@ -133,8 +138,8 @@ class SearchQuality:
         return str(self)
 
     def _recall_table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        """Return the heads of the columns and the cells of the table of recall."""
-        columns = ("k", "recall@k", "its interval", f"within {self.within:.3g}", "5 % of queries", "1 % of queries")
+        """Return the column heads and the rows of the recall table."""
+        columns = ("k", "recall@k", "interval", f"within {self.within:.3g}", "5 % of queries", "1 % of queries")
         rows = []
         for k, recall in self.recall.items():
             low, high = self.intervals[k]
@@ -144,8 +149,8 @@ class SearchQuality:
         return columns, rows
 
     def _loss_table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        """Return the heads of the columns and the cells of the table of what the index costs."""
-        columns = ["", "exact search", "found", "found - exact", "its interval"]
+        """Return the column heads and the rows of the table of losses."""
+        columns = ["", "exact search", "found", "found - exact", "interval"]
         if self.quantisation:
             columns += ["by quantisation", "by the index"]
         rows = []
@@ -178,51 +183,52 @@ def search_quality(
     memory_mb: float | None = None,
     share: Share = EVERYTHING,
 ) -> SearchQuality:
-    """Compare what an approximate index has found with exact search. *Collective*.
+    """Return the recall of an approximate search index, compared with exact search. *Collective*.
 
-    The index may be of any library: faiss, usearch, hnswlib, a vector database. Only the lists that it returned are needed.
+    The index may come from any library, such as faiss, usearch, hnswlib or a vector database. You only pass the lists that
+    it returned.
 
-    Recall@k of a query is the number of found items that belong to its k nearest, divided by k, or by the number of its
-    candidates if there are fewer. A found item belongs to the k nearest if its exact score is at least that of the k-th, so
-    that it does not matter which of several equal items an index returns. The first k entries of each list count. An entry
-    of -1, an unknown one and one that repeats an item count as not found. The query itself, and items that ids or groups
-    exclude, are left out first, and the entries after them move up.
+    Recall@k of a query is the number of found items that are among its k nearest, divided by k (or by the number of its
+    candidates, if it has fewer). A found item is among the k nearest if its exact score is at least the score of the k-th.
+    So it does not matter which of several equal items the index returns. The first k entries of each list count. Entries
+    that are -1, unknown or repeated count as not found. The query itself, and items that ids or groups exclude, are
+    removed first, and later entries move up.
 
-    With labels, the metrics of evaluation are compared as well: `recall@1`, and `map@k_min`, average precision of the first
-    k. A relevant item that was not found counts as never found.
+    With labels, the metrics of evaluation are compared, too: `recall@1`, and `map@k_min`, the average precision of the first
+    k. A relevant item that was not found counts as never retrieved.
 
-    With the rows that the index has stored, such as decoded codes, the loss is divided into two parts: what exact search of
-    the stored rows loses (quantisation), and what the graph or the lists of the index lose beyond (index).
+    With the rows that the index has stored, such as decoded codes, the loss is split into two parts: the loss of exact
+    search on the stored rows (`quantisation`), and the additional loss of the graph or the lists of the index (`index`).
 
     Args:
-        found: (queries, columns) indices of gallery items, the first found one first; -1 where the index found nothing. If
-            the gallery has ids, `found` has ids as well, integers or strings.
+        found: (queries, columns) indices of gallery items in the order of the index; -1 if it found nothing. If the gallery
+            has ids, `found` contains ids (integers or strings) instead.
         queries: (queries, dim) finite floating-point rows, as for `nearest`.
-        gallery: (gallery, dim) the items as they were before the index stored them; by default the queries themselves.
+        gallery: (gallery, dim) the original items, before the index stored them; by default the queries themselves.
         query_labels: (queries,) integers or strings.
-        gallery_labels: (gallery,) labels of the gallery items.
-        k: How many of the nearest items count, one number or several, each at most the number of columns. By default all
-            columns; with one set all but one, since an index returns the query itself, too.
-        within: Tolerance of `recall_within`: an item counts if its score is at least s - within * |s|, where s is the score
+        gallery_labels: (gallery,) label of each gallery item.
+        k: One or several numbers of nearest items, each at most the number of columns. The default is the number of
+            columns. Without a gallery it is one less, because an index also returns the query itself.
+        within: Tolerance of `recall_within`. An item counts if its score is at least s - within * |s|, where s is the score
             of the k-th nearest.
-        stored: (gallery, stored dim) the rows of the gallery as the index compares them, such as
-            `index.reconstruct_n(0, index.ntotal)` of faiss.
-        stored_queries: (queries, stored dim) the queries as the index compares them, if it encodes them, too; by default the
-            queries.
-        similarity: What the index searches by: `cosine`, `dot`, `euclidean` or `hamming`.
-        query_ids: Identity of each query, as for `nearest`.
-        gallery_ids: Identity of each gallery item.
-        query_groups: Group of each query.
-        gallery_groups: Group of each gallery item.
-        memory_mb: Bound on the memory beyond embeddings, `found` and result, in MB; None is 512.
-        share: Which of the queries, with their rows of `found`, and of the gallery this process holds.
+        stored: (gallery, stored dim) the gallery rows as the index compares them, such as
+            `index.reconstruct_n(0, index.ntotal)` in faiss.
+        stored_queries: (queries, stored dim) the queries as the index compares them, if it encodes the queries, too; by
+            default the queries.
+        similarity: Similarity that the index uses: `cosine`, `dot`, `euclidean` or `hamming`.
+        query_ids: (queries,) id of each query, as for `nearest`.
+        gallery_ids: (gallery,) id of each gallery item.
+        query_groups: (queries,) group of each query.
+        gallery_groups: (gallery,) group of each gallery item.
+        memory_mb: Memory limit in MB, in addition to the embeddings, `found` and the result; None is 512.
+        share: The part of the queries (with their rows of `found`) and of the gallery that this process has.
 
     Returns:
         A frozen result, the same in every process.
 
     Raises:
-        ValueError: As `nearest`; if `found` is not a matrix of integers or ids with a row for each query, no entry of it is
-            an item of the gallery, `k` exceeds its columns, or the stored rows are not as many as the gallery.
+        ValueError: As `nearest`. Also if `found` is not a matrix of integers or ids with one row per query, if none of its
+            entries is a gallery item, if `k` exceeds its columns, or if there is not one stored row per gallery item.
 
     Examples:
         >>> import torch
@@ -256,7 +262,9 @@ def search_quality(
         settings |= {"stored": stored is not None, "stored_queries": stored_queries is not None}
         share.refuse_other_settings(_CALL, settings)
         if stored_queries is not None and stored is None:
-            raise InputError(f"{_CALL}: stored_queries without stored. Pass the rows that the index has stored, too.")
+            raise InputError(
+                f"{_CALL}: stored_queries without stored. Pass stored=, the rows that the index has stored, too."
+            )
         sets = given.read()
         lists = read_found(_CALL, found, given.gallery_ids(sets), share, sets)
         ks = _checked_ranks(k, lists.places.shape[1], sets)
@@ -264,7 +272,7 @@ def search_quality(
 
 
 class _SearchedSets(NamedTuple):
-    """Queries and gallery as a caller passes them."""
+    """Queries and gallery as the caller passed them."""
 
     queries: Any
     gallery: Any | None
@@ -286,7 +294,7 @@ class _SearchedSets(NamedTuple):
         )
 
     def report_values(self, metrics: Sequence[str]) -> Values:
-        """Return metrics of each query by exact search. *Collective*."""
+        """Return the value of each query by exact search, by metric. *Collective*."""
         report = evaluate_retrieval(
             self.queries,
             gallery=self.gallery,
@@ -299,7 +307,7 @@ class _SearchedSets(NamedTuple):
         return {key: report.per_query[key] for key in metrics}
 
     def all_columns(self) -> tuple[Any, dict[str, Any]]:
-        """Return the rows of the queries, and labels, ids and groups, those in files included."""
+        """Return the query rows, and labels, ids and groups, including the ones in files."""
         queries, _, columns = with_stored_arrays(
             _CALL, self.queries, self.gallery, self.columns, labelled=True, takes=TAKES[_CALL]
         )
@@ -311,7 +319,7 @@ class _SearchedSets(NamedTuple):
         return columns.get("query_ids" if sets.same_set else "gallery_ids")
 
     def stored(self, sets: ItemSets, stored: Any | None, stored_queries: Any | None) -> _SearchedSets | None:
-        """Return the rows that the index has stored, always as two sets; None without them. *Collective*."""
+        """Return the stored rows as two sets; None if there are none. *Collective*."""
         if stored is None:
             return None
         queries, columns = self.all_columns()
@@ -319,8 +327,8 @@ class _SearchedSets(NamedTuple):
         length = sum(share.processes.gather(_length(stored)))
         if length != sets.gallery.given:
             raise InputError(
-                f"{_CALL}: stored has {counted(length, 'row')}, the gallery has {sets.gallery.given:,}. Pass one row for "
-                "each item."
+                f"{_CALL}: stored has {counted(length, 'row')}, but the gallery has {sets.gallery.given:,}. Pass one "
+                "row per gallery item."
             )
         if sets.same_set:
             rows = _length(stored)
@@ -342,7 +350,7 @@ def _length(rows: Any) -> int:
 
 
 def _checked_ranks(k: Any, columns: int, sets: ItemSets) -> list[int]:
-    """Return the k that are asked for, ascending."""
+    """Return the requested numbers of nearest items, ascending."""
     most = columns - 1 if sets.same_set and k is None else columns
     fix = f"found has {counted(columns, 'column')}. Ask the index for more items, or pass a smaller k."
     values = several(most if k is None else k)
@@ -353,7 +361,7 @@ def _checked_ranks(k: Any, columns: int, sets: ItemSets) -> list[int]:
 
 
 class _ExactSearch(NamedTuple):
-    """Exact search of one form of the rows, for the queries of this process."""
+    """Exact search of the original rows or of the stored rows, for the queries of this process."""
 
     vectors: Vectors
     rules: Rules
@@ -362,14 +370,14 @@ class _ExactSearch(NamedTuple):
 
     @classmethod
     def of(cls, sets: ItemSets, k: int) -> _ExactSearch:
-        """Search for the k nearest candidates. *Collective*."""
+        """Return the search for the k nearest candidates. *Collective*."""
         with computing() as threads:
             vectors = sets.vectors(threads)
             rules = sets.rules()
             return cls(vectors, rules, search(vectors, rules, k, sets.memory), sets.memory)
 
     def scores(self, places: Int[np.ndarray, "queries columns"]) -> Float[np.ndarray, "queries columns"]:
-        """Return the exact score of each listed item, in the units of the data; NaN for none. *Collective*."""
+        """Return the exact score of each listed item, in the units of the data; NaN if there is none. *Collective*."""
         number_of_place = np.empty(len(self.rules.places), np.int64)
         number_of_place[self.rules.places] = np.arange(len(number_of_place))
         query, column = np.nonzero(places >= 0)
@@ -434,7 +442,7 @@ def _compared(
 def _metrics_of_lists(
     sets: ItemSets, lists: FoundLists, scores: Float[np.ndarray, "queries columns"], metrics: Sequence[str]
 ) -> dict[str, Float[np.ndarray, "queries"]]:
-    """Return metrics of labels of the found lists of this process."""
+    """Return the label metrics of the found lists of this process."""
     own = sets.queries.places
     labels = sets.gallery.labels.numpy()
     is_relevant = (lists.places >= 0) & (labels[lists.places] == sets.queries.of_rows("labels").numpy()[:, None])
@@ -488,7 +496,7 @@ def _summarised(
 
 
 def _key_of(k: int) -> str:
-    """Return the key of recall of search; `recall@k` is whether a relevant item is among the first k."""
+    """Return the key of the search recall; `recall@k` is another metric, for labels."""
     return f"search_recall@{k}"
 
 
@@ -497,12 +505,12 @@ def _interval(values: Float[Tensor, "queries"], clusters: Int[Tensor, "queries"]
 
 
 def _percentile(values: Float[Tensor, "queries"], percent: int) -> float:
-    """Return the smallest value that at least so many of 100 queries do not exceed."""
+    """Return the smallest value that at least this percentage of the queries does not exceed."""
     return float(values.sort().values[-(-len(values) * percent // 100) - 1])
 
 
 def _differences(first: Values, second: Values, labels: Int[Tensor, "queries"] | None) -> dict[str, Difference]:
-    """Return the difference of the means of each key, where each query is compared with itself."""
+    """Return key -> difference of the means, with a paired interval."""
     result = {}
     for key, values in first.items():
         differences = values - second[key]
@@ -515,9 +523,9 @@ def _differences(first: Values, second: Values, labels: Int[Tensor, "queries"] |
 def _notes(faults: Mapping[str, int], ties: int, short: int, k: int) -> list[str]:
     """Return notes on entries that count as not found, on lists that are too short, and on ties."""
     meanings = {
-        "missing": "-1: the index returned fewer items than it was asked for",
+        "missing": "-1, because the index returned fewer items than requested",
         "unknown": "not in the gallery",
-        "repeated": "an item that the list has already",
+        "repeated": "a repetition of an earlier item",
     }
     notes = [
         f"{counted(faults[kind], 'entry')} of found {verb(faults[kind], 'is', 'are')} {meaning}. They count as not found."
@@ -526,12 +534,12 @@ def _notes(faults: Mapping[str, int], ties: int, short: int, k: int) -> list[str
     ]
     if short:
         notes.append(
-            f"{counted(short, 'query')} {verb(short, 'has', 'have')} fewer than {k} entries without those that cannot be "
-            "candidates (the query itself, or its id or group). Ask the index for more items, and pass k."
+            f"{counted(short, 'query')} {verb(short, 'has', 'have')} fewer than {k} entries after the query itself and "
+            "items of its id or group are removed. Request more items from the index, and pass k."
         )
     if ties:
         notes.append(
-            f"{counted(ties, 'query')} {verb(ties, 'has', 'have')} further candidates with the score of the last of the {k} "
-            "nearest. Recall counts each of them as found. Metrics of labels depend on which of them the index returned."
+            f"{counted(ties, 'query')} {verb(ties, 'has', 'have')} more candidates with the score of the last of the {k} "
+            "nearest. Recall counts any of them as found. Label metrics depend on which of them the index returned."
         )
     return notes

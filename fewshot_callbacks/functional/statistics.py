@@ -1,28 +1,30 @@
-"""Confidence intervals of means of metrics and of their differences, with the stated coverage.
+"""Confidence intervals of mean metrics and of their differences, with the stated coverage.
 
-A metric lies between 0 and 1, and near 1 its values are skewed: most classes are perfect, a few are not. An interval of
-mean ± 1.96 standard errors then contains the true value too rarely, and has no width at all where every class is
-perfect. These intervals are used instead, here and in every report:
+A metric is between 0 and 1, and its values are skewed near 1: most classes are perfect, and a few are not. An interval of
+mean ± 1.96 standard errors then covers the true value too rarely, and its width is 0 if every class is perfect. All
+reports use these intervals instead:
 
-- The standard error is that of the jackknife over the independent units, that is classes, groups of classes or episodes
-  (for clusters: CR3 of MacKinnon and White, 1985, and Bell and McCaffrey, 2002). Leaving out one unit at a time also
-  accounts for the different weights of units of different size.
-- Its degrees of freedom are Satterthwaite's (1946), from the fourth moment of the units' contributions: a variance that
-  rests on three imperfect classes of a hundred is known only as well as three values allow. They are never more than
-  the effective number of units (Kish, 1965) minus one.
-- A mean in [0, 1] has its t interval on the logit scale, which cannot leave [0, 1] and is skewed as the estimate is.
-- Where all units have the same value, the variance cannot be estimated. The interval is then the one of
-  Gaffke (2005) for values between 0 and 1, which for units that are all perfect is that of Clopper and Pearson (1934).
-- A paired difference has a t interval that is corrected for skewness (Hall, 1992), unless the correction carries an end
-  beyond the differences of all units, eight or more, and beyond the plain t interval: then it is that interval. The
-  interval of a difference of two independent means is combined from their two intervals (Zou and Donner, 2008).
-- A mean of values without bounds, such as a loss over seeds, has Student's t interval.
+- The standard error comes from the jackknife over the independent units: classes, groups of classes or episodes. (For
+  clusters, this is CR3 of MacKinnon and White, 1985, and Bell and McCaffrey, 2002.) The jackknife also accounts for the
+  different weights of units of different size.
+- The degrees of freedom are Satterthwaite's (1946), from the fourth moment of the contributions of the units. If three of
+  a hundred classes are imperfect, the variance is only known as well as three values allow. The degrees of freedom are at
+  most the effective number of units (Kish, 1965) minus one.
+- The interval of a mean in [0, 1] is a t interval on the logit scale. It cannot leave [0, 1], and it is skewed like the
+  estimate.
+- If all units have the same value, the variance cannot be estimated. The interval is then Gaffke's (2005) for values
+  between 0 and 1. If all units are perfect, it equals the interval of Clopper and Pearson (1934).
+- The interval of a paired difference is a t interval corrected for skewness (Hall, 1992). With eight or more units, the
+  correction may move an end beyond the differences of all units and beyond the plain t interval. The plain t interval is
+  used then. The interval of the difference of two independent means is combined from their intervals (Zou and Donner,
+  2008).
+- The interval of a mean of values without bounds, such as a loss over seeds, is Student's t interval.
 
-Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often each of these
-intervals contains the true value; docs/research/measurements.md has the figures. A mean over queries is short of its
-confidence where few classes hold most of the queries and differ from the others: with sizes of 5 to 1,000 queries
-(Pareto, 1.1) that decide how difficult a class is, 95 % intervals of 10 classes hold the true mean in 71 to 86 % of the
-sets, and those of 40 classes in 81 to 88 % (`--long-tailed`); those of the mean over classes do in 95 to 96 %.
+Units count as independent of each other. `benchmarks/interval_coverage.py` measures how often each interval covers the true
+value, and docs/research/measurements.md has the results. The interval of a mean over queries covers the true value too
+rarely if few classes contain most of the queries and differ from the other classes. With class sizes of 5 to 1,000 queries
+(Pareto, 1.1) that decide how difficult a class is, 95 % intervals cover the true mean in 71 to 86 % of the sets with 10
+classes, and in 81 to 88 % with 40 classes (`--long-tailed`). Intervals of the mean over classes do so in 95 to 96 %.
 """
 
 from __future__ import annotations
@@ -50,13 +52,13 @@ from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._reading import as_tensor
 from fewshot_callbacks.functional.means import class_means, exact_mean
 
-# Classes beyond those of an episode from which on classes can be left out one at a time: with eight classes and 5-way
-# episodes, intervals have held the truth in 95 % of the sets (`benchmarks/episode_coverage.py`).
+# The jackknife over classes needs this many classes more than an episode has. With eight classes and 5-way episodes,
+# intervals covered the true value in 95 % of the sets (`benchmarks/episode_coverage.py`).
 SPARE_CLASSES = 3
 
 
 class Interval(NamedTuple):
-    """The two ends of a confidence interval. The estimate need not lie in the middle.
+    """The two ends of a confidence interval. The estimate is not necessarily in the middle.
 
     Examples:
         >>> low, high = interval = Interval(0.25, 0.75)
@@ -74,14 +76,19 @@ class Interval(NamedTuple):
 
 
 UNKNOWN = Interval(math.nan, math.nan)
-# Of values that are the same in both of two evaluations.
+# The interval of a difference if both evaluations have the same values.
 EQUAL = Interval(0.0, 0.0)
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class Difference:
-    """One metric of two sets, or of two evaluations of one set, with the interval of its difference.
+    """The values of one metric for two sets, or two evaluations of one set, with the interval of their difference.
+
+    Attributes:
+        first: The first value.
+        second: The second value.
+        interval: Interval of first minus second; NaN if it is unknown.
 
     Examples:
         >>> change = Difference(0.75, 0.5, Interval(0.125, 0.375))
@@ -92,7 +99,6 @@ class Difference:
     first: float
     second: float
     interval: Interval
-    """interval of first minus second; NaN where it is unknown"""
 
     @property
     def value(self) -> float:
@@ -101,12 +107,12 @@ class Difference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both have the same value of each item, such as a model against itself: the interval is 0 to 0."""
+        """Whether both have the same value for each item, as for a model against itself. The interval is then 0 to 0."""
         return self.interval == EQUAL
 
     @property
     def is_beyond_chance(self) -> bool:
-        """Whether the interval of the difference excludes zero; False where the interval is NaN."""
+        """Whether the interval of the difference excludes zero; False if the interval is NaN."""
         return self.interval.low > 0 or self.interval.high < 0
 
     def __str__(self) -> str:
@@ -119,7 +125,7 @@ class Difference:
         return words
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference, its interval and whether that is beyond chance, for JSON (NaN becomes None).
+        """Return the difference, its interval and whether it is significant, for JSON; NaN becomes None.
 
         Examples:
             >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).to_dict()
@@ -132,10 +138,10 @@ class Difference:
         }
 
     def in_words(self) -> tuple[str, str, str, str, str]:
-        """Return both values, their difference, its interval and whether that is beyond chance, as tables show them.
+        """Return the table cells: both values, their difference, its interval and whether it is significant.
 
-        The last two are empty if the interval is unknown, as that of a pooled metric is. If both have the same value of
-        each item, words say so in place of the interval.
+        The last two are empty if the interval is unknown, as for a pooled metric. If both have the same value for each item,
+        the interval is replaced by a sentence.
 
         Examples:
             >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).in_words()
@@ -151,25 +157,25 @@ class Difference:
 
 
 def normal_quantile(confidence: float) -> float:
-    """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
+    """Return the half-width of a normal interval in standard errors, such as 1.96 for a confidence of 0.95."""
     if not 0 < confidence < 1:
-        raise InputError(f"confidence={confidence} is not between 0 and 1. Pass, for instance, 0.95.")
+        raise InputError(f"confidence={confidence} is not between 0 and 1. Pass a confidence level such as 0.95.")
     upper = (1 + confidence) / 2
-    # Near 1 the upper share is rounded to 1, but the share of the lower tail is not rounded to 0.
+    # Near a confidence of 1, the upper share is rounded to 1, but the lower tail is not rounded to 0.
     return NormalDist().inv_cdf(upper) if upper < 1 else -NormalDist().inv_cdf((1 - confidence) / 2)
 
 
 def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Interval:
     """Return the interval of the mean of independent values between 0 and 1: a t interval on the logit scale.
 
-    The module docstring gives the method and its sources. The result does not depend on the order of the values.
+    The module docstring has the method and its sources. The result does not depend on the order of the values.
 
     Args:
         values: Independent values in [0, 1], such as the recall of each group.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
-        parts: Number of independent parts that each value is a mean of, such as the classes of a group. It is used only
-            where every value is 0 or every value is 1, since every part then has that value, too; elsewhere the
-            variance is estimated from the values alone.
+        parts: Number of independent parts in each value, such as the number of classes per group. It only matters if all
+            values are 0 or all are 1, because then every part has this value, too. Otherwise the variance is estimated
+            from the values.
 
     Returns:
         Both ends, in [0, 1]; NaN for fewer than two values.
@@ -196,31 +202,32 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
 def clustered_mean_interval(
     values: Any, clusters: Any, confidence: float = 0.95, bounds: tuple[float, float] | None = (0.0, 1.0)
 ) -> Interval:
-    """Return the interval of a mean of values in [0, 1] that are dependent inside clusters (the queries of a class).
+    """Return the interval of a mean of values that are dependent within clusters, such as the queries of a class.
 
-    The module docstring gives the method and its sources. The result does not depend on the order of the values, nor on
-    the names of the clusters. Where few clusters hold most of the values and differ from the others, the interval is too
-    short: the largest clusters of a sample say little of those that another sample would have. The mean over clusters
-    (`mean_interval` of their means) does not suffer from that.
+    The module docstring has the method and its sources. The result depends neither on the order of the values nor on the
+    names of the clusters. The interval is too narrow if few clusters contain most of the values and differ from the other
+    clusters, because the largest clusters of another sample may be very different. The interval of the mean over clusters
+    (`mean_interval` of their means) does not have this problem.
 
     Args:
-        values: One value for each query, within the bounds; queries with NaN are left out.
-        clusters: The class of each query, any integers or strings.
+        values: One value per query, within the bounds. Queries with NaN are left out.
+        clusters: The class of each query, integers or strings.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
         bounds: The smallest and the largest possible value. With None, or an infinite bound, the interval is a t interval.
 
     Returns:
-        Both ends, within the bounds; NaN where there are fewer than two clusters, and without bounds where all clusters
-        have the same mean.
+        Both ends, within the bounds. NaN for fewer than two clusters and, without bounds, if all clusters have the same
+        mean.
 
     Raises:
-        ValueError: If a value is not within the bounds, or `confidence` is not in (0, 1).
+        ValueError: If a value is outside the bounds, or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
-        >>> values, classes = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
-        >>> clustered_mean_interval(values, classes).half_width > mean_interval(values).half_width
-        True
+        >>> values, classes = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> low, high = clustered_mean_interval(values, classes)
+        >>> round(low, 3), round(high, 3)
+        (0.007, 0.993)
     """
     call = "clustered_mean_interval"
     values = _doubles(values, "values", call)
@@ -234,7 +241,7 @@ def clustered_mean_interval(
 
 
 def low_and_width(bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the lower bound, and the width between both; 0 and 1 if there are none, or one of them is infinite."""
+    """Return the lower bound and the distance between the bounds; 0 and 1 if there are none, or if one is infinite."""
     if bounds is None or math.isinf(bounds[1] - bounds[0]):
         return 0.0, 1.0
     return bounds[0], bounds[1] - bounds[0]
@@ -243,7 +250,7 @@ def low_and_width(bounds: tuple[float, float] | None) -> tuple[float, float]:
 def _t_interval(means: Sequence[float], sizes: Sequence[int], confidence: float) -> Interval:
     """Return the t interval of the mean of values without bounds, given the mean and the number of queries of each unit.
 
-    It is NaN for fewer than two units, and where all have the same mean, which says nothing of how far others spread.
+    It is NaN for fewer than two units, and if all units have the same mean, because their spread is then unknown.
     """
     normal_quantile(confidence)
     if len(means) < 2:
@@ -264,13 +271,13 @@ def macro_mean_interval(
     """Return the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
 
     Args:
-        values: One value within the bounds for each query; NaN where it has none.
-        labels: The class of each query, any integers.
+        values: One value per query, within the bounds; NaN if a query has no value.
+        labels: The class of each query, integers.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
-        bounds: See `clustered_mean_interval`.
+        bounds: The smallest and the largest possible value; None if there are none.
 
     Returns:
-        Both ends; NaN where fewer than two classes have a query with a value.
+        Both ends; NaN if fewer than two classes have a query with a value.
     """
     classes, means, _ = class_means(values, labels)
     return clustered_mean_interval(means, classes, confidence, bounds)
@@ -284,21 +291,20 @@ def paired_difference_interval(
 ) -> Interval:
     """Return the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
 
-    Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. Where they
-    are so skewed that the correction goes beyond all of them, eight or more, the plain t interval is used. The module
-    docstring gives the method and its sources.
+    Two good models differ in few queries, and mostly to the advantage of one model, so the differences are skewed. With
+    eight or more differences, the correction may exceed all of them. The plain t interval is used then. The module
+    docstring has the method and its sources.
 
     Args:
-        differences: (items,) each a value of the first minus the value of the second, in [-1, 1] unless the bounds are
-            others; NaN is left out.
-        clusters: The class of each difference, any integers or strings, if differences are dependent inside classes.
+        differences: (items,) first value minus second value, in [-1, 1] with the default bounds. NaN is left out.
+        clusters: The class of each difference, integers or strings, if differences are dependent within classes.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
         bounds: The smallest and the largest value that is subtracted. With None, or an infinite bound, the interval is a
             t interval.
 
     Returns:
-        Both ends, in [-1, 1] unless the bounds are others; NaN for fewer than two differences or clusters, and without
-        bounds where all are the same.
+        Both ends, in [-1, 1] with the default bounds. NaN for fewer than two differences or clusters and, without bounds, if
+        all of them are equal.
 
     Raises:
         ValueError: If a difference is larger than the bounds allow, or `confidence` is not in (0, 1).
@@ -327,21 +333,21 @@ def subset_difference_interval(
     confidence: float = 0.95,
     bounds: tuple[float, float] | None = (0.0, 1.0),
 ) -> Interval:
-    """Return the interval of the mean over a subset minus the mean over all: a t interval over clusters.
+    """Return the interval of the mean over a subset minus the mean over all items: a t interval over clusters.
 
-    The two means share their values, so their difference varies much less than either of them. The mean over a subset is a
-    ratio of two sums; it is linearised, which gives each item a contribution whose mean is the difference.
+    The two means share their values, so their difference varies much less than either mean. The mean over a subset is a
+    ratio of two sums. It is linearised: each item gets a contribution, and the mean of the contributions is the difference.
 
     Args:
         subset: The value of each item of the subset; NaN for the other items.
-        values: The value of each item; NaN for items that have none.
+        values: The value of each item; NaN for items without a value.
         clusters: The class of each item.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
         bounds: The smallest and the largest possible value; None if there are none.
 
     Returns:
-        Both ends; 0 to 0 where no contribution differs from 0, as where the subset is the whole set. NaN where the subset
-        is empty, or with fewer than two clusters.
+        Both ends. 0 to 0 if all contributions are 0, for example if the subset is the whole set. NaN if the subset is empty,
+        or for fewer than two clusters.
 
     Examples:
         >>> import torch
@@ -370,7 +376,7 @@ def subset_difference_interval(
 
 
 def units_of(differences: Any, clusters: Any | None, call: str) -> tuple[list[float], list[int]]:
-    """Return the mean and the number of the differences of each independent unit: a cluster, or a single difference."""
+    """Return the mean and the number of differences of each independent unit: a cluster, or a single difference."""
     differences = _doubles(differences, "differences", call)
     if clusters is None:
         means: list[float] = differences[~differences.isnan()].tolist()
@@ -381,7 +387,7 @@ def units_of(differences: Any, clusters: Any | None, call: str) -> tuple[list[fl
 
 
 def are_all_zero(differences: Float[Tensor, "*values"]) -> bool:
-    """Return whether there are differences, and all of them are 0; NaN is left out."""
+    """Return whether there are differences and all of them are 0; NaN is left out."""
     present = differences[~differences.isnan()]
     return len(present) > 0 and not bool(present.any())
 
@@ -411,7 +417,7 @@ def independent_difference_interval(first: float, interval: Interval, second: fl
         other: Interval of the other mean, with the same confidence.
 
     Returns:
-        Both ends of the interval of first minus second; NaN where one of the two is unknown.
+        Both ends of the interval of first minus second; NaN if one of the two intervals is unknown.
 
     Examples:
         >>> low, high = independent_difference_interval(0.9, Interval(0.8, 0.94), 0.7, Interval(0.67, 0.73))
@@ -431,20 +437,20 @@ def interval_over_classes(
     *,
     of_difference: bool = False,
 ) -> Interval:
-    """Return the interval of a mean over episodes where another set of classes, and of episodes, would be drawn.
+    """Return the interval of a mean over episodes, for other classes and other episodes.
 
     A mean over all episodes is a U-statistic of the classes. Its jackknife leaves out one class with all episodes that
-    hold it (Arvesen, 1969). A finite list of episodes adds noise, which the jackknife counts several times. The residuals
-    that the classes of an episode do not explain give its size, and it is counted once.
+    contain it (Arvesen, 1969). A finite list of episodes adds noise, which the jackknife counts several times. The noise is
+    estimated from the residuals that the classes of an episode do not explain, and it is counted once.
 
     Args:
-        values: One value in [0, 1] for each episode, or in [-1, 1] for a difference.
+        values: One value per episode, in [0, 1], or in [-1, 1] for a difference.
         classes: The different classes of each episode.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the mean over all classes.
         of_difference: Whether the values are differences of a metric.
 
     Returns:
-        Both ends; NaN with fewer than three classes more than an episode has.
+        Both ends; NaN unless there are at least three classes more than an episode has.
 
     Examples:
         >>> import torch
@@ -461,7 +467,7 @@ def interval_over_classes(
         return UNKNOWN
     values = values.double()
     total = torch.zeros(units, dtype=torch.float64).index_add(0, number.flatten(), values.repeat_interleave(ways))
-    class_mean = total / torch.bincount(number.flatten())  # over the episodes that hold the class
+    class_mean = total / torch.bincount(number.flatten())  # over the episodes with the class
     _, error, freedom, _ = jackknife(class_mean.tolist(), [1] * units)
     mean = exact_mean(values)
     scale = ways * (units - 1) / (units - ways)
@@ -469,7 +475,7 @@ def interval_over_classes(
     noise = float(residuals.square().sum()) / max(1, episodes - units) / episodes
     variance_with_noise = (scale * error) ** 2
     variance = max(variance_with_noise - (scale - 1) * noise, float(values.var()) / episodes)
-    # The smaller the part of the variance that remains, the less is known of it.
+    # The smaller the remaining part of the variance, the less precisely it is known.
     remaining = min(1.0, variance / variance_with_noise) if variance_with_noise else 0.0
     freedom = max(1.0, freedom * remaining)
     if not of_difference:
@@ -483,14 +489,14 @@ def student_interval(
 ) -> tuple[Float[np.ndarray, "points"], Float[np.ndarray, "points"]]:
     """Return Student's t interval of the mean over independent samples, at each point of a curve.
 
-    For values without bounds; a metric in [0, 1] has `mean_interval`.
+    It is for values without bounds. For a metric in [0, 1], use `mean_interval`.
 
     Args:
-        values: One row for each sample, such as the curve of a seed, without NaN.
+        values: One row per sample, such as the curve of a seed, without NaN.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
 
     Returns:
-        The lower and the upper ends, in float64: NaN with a single sample.
+        The lower and the upper ends, in float64; NaN for a single sample.
 
     Raises:
         ValueError: `confidence` is not in (0, 1).
@@ -516,7 +522,7 @@ def share_interval(mean: float, error: float, freedom: float, units: int, confid
 
     Args:
         mean: The estimate.
-        error: Standard error of the estimate; 0 where all units have the same value.
+        error: Standard error of the estimate; 0 if all units have the same value.
         freedom: Degrees of freedom of the standard error.
         units: Number of independent values that the mean is taken over.
         confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
@@ -541,7 +547,7 @@ def _of_metric(means: Sequence[float], sizes: Sequence[int], confidence: float, 
 
 
 def _doubles(values: Any, name: str, call: str) -> Float[Tensor, "n"]:
-    """Return values in float64 on the CPU; those of a list are not rounded to float32 on the way."""
+    """Return values in float64 on the CPU. A list is not rounded to float32 first."""
     if not isinstance(values, Tensor):
         values = np.asarray(values, np.float64)
     return as_tensor(values, name, call).double().cpu()
@@ -550,8 +556,8 @@ def _doubles(values: Any, name: str, call: str) -> Float[Tensor, "n"]:
 def _of_equal_units(value: float, units: int, confidence: float) -> Interval:
     """Return Gaffke's interval for equal values in [0, 1].
 
-    To each side the mean is that of the values and one more at the end of the range, under weights that are uniform on the
-    simplex; the weight of the others is below (alpha / 2)^(1 / units) with a probability of alpha / 2.
+    For each side, one more value at the end of the range is added, and the weights are uniform on the simplex. The total
+    weight of the given values is below (alpha / 2)^(1 / units) with a probability of alpha / 2.
     """
     weight = ((1 - confidence) / 2) ** (1 / units)
     return Interval(value * weight, 1 - (1 - value) * weight)

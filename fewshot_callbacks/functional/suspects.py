@@ -26,29 +26,43 @@ from fewshot_callbacks.system.words import counted
 
 _CALL = "suspects"
 
-# Neighbours of an item are often neighbours of each other, so that k of them say less than k independent ones: the
-# logarithm of their likelihood ratio is divided by this. It hardly changes the order of items (average precision by
-# 0.01 at most on full sets), but how many are returned. With 1, 2 and 3 here, `python benchmarks/suspects.py --shares
-# 0.05 --seeds 5` prints for glyphs of the test split precision 0.66, 0.86, 0.92 and recall 1.00, 0.99, 0.99; with
-# `--flips close` precision 0.61, 0.76, 0.79 and recall 0.68, 0.44, 0.28.
+# The neighbours of an item are often neighbours of each other, so k neighbours are weaker evidence than k independent
+# ones. The log likelihood ratio is divided by this number. It hardly changes the order of the items (average precision
+# changes by at most 0.01 on full sets), but it changes how many items are returned. For 1, 2 and 3, `python
+# benchmarks/suspects.py --shares 0.05 --seeds 5` prints precision 0.66, 0.86, 0.92 and recall 1.00, 0.99, 0.99 on glyphs
+# of the test split. With `--flips close`, it prints precision 0.61, 0.76, 0.79 and recall 0.68, 0.44, 0.28.
 DEPENDENCE = 2.0
-# Votes that are added to those of each class, distributed as in the whole set, so that a class of two or three items
-# has a likelihood, too.
+# Pseudo-votes per class, distributed as in the whole set, so that a class of two or three items has a likelihood.
 PSEUDO_VOTES = 3.0
-# Share of wrong labels with which the estimate begins.
+# Initial estimate of the share of wrong labels.
 FIRST_RATE = 0.05
-# Steps of the estimate. After them it does not move.
+# Steps of EM, enough for the estimate to converge.
 ITERATIONS = 50
-# Pairs of a candidate class and a vote that are looked up at once. Measured at 12,000 items and memory_mb=16: 28 MB
-# with 2**18, 17 MB with 2**15, in the same time; fewer would leave a single item at once where k is a few hundred.
+# Pairs of a candidate class and a vote that are looked up at a time. For 12,000 items and memory_mb=16, 2**18 takes 28 MB
+# and 2**15 takes 17 MB, in the same time. With fewer, only one item would fit if k is a few hundred.
 LOOKUPS_AT_ONCE = 2**16
-# Votes that are counted at once.
+# Votes that are counted at a time.
 VOTES_AT_ONCE = 2**17
 
 
 @dataclass(frozen=True, eq=False)
 class Suspects:
-    """Items whose label is more likely wrong than right, the most suspicious first.
+    """The result of `suspects`: items whose label may be wrong, the most suspicious first; `print` shows a table.
+
+    Attributes:
+        index: Index of each item among the embeddings.
+        given: Given label of each item; if labels are strings, its index in `label_names`.
+        suggested: The label that best explains the labels of the neighbours.
+        log_odds: Log odds that the label is wrong, given the labels of the neighbours.
+        probability: Probability that the label is wrong, in [0, 1]: the sigmoid of `log_odds`.
+        neighbours: (items, k) indices of the neighbours, the nearest first; -1 if an item has fewer than k.
+        votes: (items, k) labels of the neighbours; -1 if there is no neighbour.
+        unlisted_ties: Number of items that tie with the last neighbour and do not vote, only because their index is
+            higher.
+        items_with_ties: Number of items in the whole set, suspicious or not, that have such ties. Their votes depend on
+            the order of the data.
+        noise_rate: Estimated share of wrong labels in the whole set.
+        label_names: The string of each label, sorted; None if labels were integers.
 
     Examples:
         >>> import torch
@@ -57,41 +71,33 @@ class Suspects:
         >>> embeddings = torch.eye(2).repeat_interleave(20, dim=0) + 0.1 * torch.randn(40, 2, generator=generator)
         >>> labels[3] = "heron"
         >>> found = suspects(embeddings, labels, k=5)
-        >>> len(found), bool(found.probability[0] > 0.5)
-        (1, True)
+        >>> print(found)
+        1 item whose label may be wrong (estimated share of wrong labels: 2.50 %)
+        item  given  suggested  probability
+           3  heron        owl       0.9989
     """
 
     index: Int[Tensor, "items"]
-    """index of each item among the embeddings"""
     given: Int[Tensor, "items"]
-    """label of each item as it was given; for strings, the index in `label_names`"""
     suggested: Int[Tensor, "items"]
-    """the label that makes the labels of its neighbours the most likely"""
     log_odds: Float[Tensor, "items"]
-    """logarithm of the odds that the label is wrong, given the labels of the neighbours"""
     probability: Float[Tensor, "items"]
-    """probability that the label is wrong, in [0, 1]: the same statistic as `log_odds`"""
     neighbours: Int[Tensor, "items k"]
-    """indices of its neighbours, the evidence, the closest first; -1 where there are fewer than k"""
     votes: Int[Tensor, "items k"]
-    """labels of the neighbours; -1 where there is no neighbour"""
     unlisted_ties: Int[Tensor, "items"]
-    """number of items that are as near as the last neighbour, and do not vote only because of their index"""
     items_with_ties: int
-    """number of items of the whole set, suspicious or not, with such unlisted ties: their votes depend on the order"""
     noise_rate: float
-    """estimated share of wrong labels in the whole set"""
     label_names: tuple[str, ...] | None = None
-    """the string of each label, sorted; None where labels were given as integers"""
 
     def __len__(self) -> int:
         """Return the number of suspicious items."""
         return len(self.index)
 
     def __str__(self) -> str:
-        """Return a table of the most suspicious items, with their labels and those that are suggested."""
+        """Return a table of the most suspicious items, with the given and the suggested label."""
         lines = [
-            f"{counted(len(self), 'item')} whose label may be wrong; of the whole set {self.noise_rate:.2%} are, by estimate"
+            f"{counted(len(self), 'item')} whose label may be wrong (estimated share of wrong labels: "
+            f"{100 * self.noise_rate:.2f} %)"
         ]
         rows = []
         for row in range(min(len(self), SHOWN_ROWS)):
@@ -107,7 +113,7 @@ class Suspects:
         return str(self)
 
     def _name(self, label: int) -> str:
-        """Return a label in the words of a reader."""
+        """Return a label as it is printed."""
         return str(label) if self.label_names is None else printable(self.label_names[label])
 
 
@@ -125,53 +131,52 @@ def suspects(
     progress: Progress | None = None,
     share: Share = EVERYTHING,
 ) -> Suspects:
-    """Find items whose label disagrees with the labels of their neighbours, by a likelihood ratio. *Collective*.
+    """Return the items whose label disagrees with the labels of their neighbours, by a likelihood ratio. *Collective*.
 
-    The items of a class have neighbours of certain classes: mostly their own, and classes it is confused with. The
-    labels of an item's k nearest neighbours are compared with the labels that are usual among the neighbours of its own
-    class (without the item itself) and of each class among the neighbours. The statistic is the log odds of a wrong
-    label (Bayes). It is the sum of the log ratio of the two likelihoods, halved because neighbours are not independent,
-    the log ratio of the two class sizes, and the prior log odds of a wrong label; the share of wrong labels is
-    estimated as the mean of the probabilities (EM). An item among neighbours of a class that is often confused with its
-    own class is therefore no suspect. An item among neighbours of a class that is never confused with its own is a
-    suspect, even if its neighbours disagree with each other.
+    Items of one class usually have neighbours of the same classes: their own class, and classes that it is confused with.
+    The function compares the labels of an item's k nearest neighbours with the usual neighbour labels of its own class
+    (without the item itself), and with the usual neighbour labels of each class among its neighbours. The statistic is
+    the log odds of a wrong label (Bayes): half the log likelihood ratio of the two classes, because neighbours are not
+    independent, plus the log ratio of the class sizes, plus the prior log odds of a wrong label. The share of wrong labels
+    is estimated as the mean probability (EM). So an item is not a suspect if its neighbours have a class that is often
+    confused with its own class. It is a suspect if its neighbours have a class that is never confused with its own
+    class, even if the neighbours disagree with each other.
 
-    Exactly k neighbours vote. Of items that tie as the last of them, those with the lowest indices do, unlike in
-    `knn_accuracy`, where all of them share the votes that remain. So where many scores are equal, as among binary codes or
-    in a collapsed embedding, the result depends on the order of the items: its `unlisted_ties` and `items_with_ties` count
-    such ties.
+    Exactly k neighbours vote. If several items tie for the last place, the items with the lowest indices vote. (In
+    `knn_accuracy`, all of them share the votes.) If many scores are equal, as with binary codes or a collapsed embedding,
+    the result depends on the order of the items. `unlisted_ties` and `items_with_ties` of the result count these ties.
 
-    A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is
-    multinomial with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without
-    training a model to predict", ICML 2022, use labels of neighbours in an embedding as evidence.
-    docs/evaluate/data_quality.md compares with cleanlab how many wrong labels are found. The function sees nothing but
-    the embedding: an embedding that was trained on wrong labels may hide them.
+    A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933). The likelihood is
+    multinomial with a confusion table (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without
+    training a model to predict", ICML 2022, use the labels of neighbours as evidence, too.
+    docs/evaluate/data_quality.md shows how many wrong labels this function and cleanlab find. An embedding that was
+    trained on wrong labels may hide them.
 
     Args:
-        embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1. `Shards` bring
-            their labels, ids and groups.
-        labels: (items,) integers or strings, of at least two classes. Two items per class suffice; an item that is alone
-            in its class can be a suspect, too, on little evidence.
-        ids: (items,) identity of each item, where some come several times: the first of each id is counted.
-        groups: (items,) group of each item, such as its video: items of its own group are not among its neighbours.
-        k: Number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
-            rule, k should not exceed the number of items of a class.
+        embeddings: (items, dim) finite floating-point rows. For `hamming`, codes of -1 and +1, or of 0 and 1. `Shards`
+            bring their own labels, ids and groups.
+        labels: (items,) integers or strings, of at least two classes. Two items per class are enough. The only item of a
+            class can be a suspect, too, but there is little evidence.
+        ids: (items,) id of each item, if some items are repeated. Only the first item of each id counts.
+        groups: (items,) group of each item, such as its video. Items of its own group are not neighbours of an item.
+        k: Number of neighbours that vote, at least 1. A larger k averages over more labels, and some of these are wrong.
+            As a rule, k should not exceed the number of items per class.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`.
-        min_probability: Lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
-            with a neighbour of another class.
-        memory_mb: Bound on the memory of the search and of its neighbours beyond the embeddings, in MB; None is 512. A
-            neighbour takes 4 bytes. If all neighbours take more than half of the bound, they exceed it.
-        progress: Called with the number of pairs done and the number of all pairs.
-        share: Which of the items this process holds, where several make the call together. Each of them returns the
-            suspects of the whole set.
+        min_probability: An item is returned if the probability that its label is wrong is at least this number, in
+            [0, 1]. 0 returns every item that has a neighbour of another class.
+        memory_mb: Memory limit of the search in MB, in addition to the embeddings; None is 512. A neighbour takes 4 bytes.
+            If all neighbours together take more than half of the limit, they exceed it.
+        progress: Function of (pairs done, all pairs).
+        share: The part of the items that this process has, if several processes make the call together. Every process
+            returns the suspects of the whole set.
 
     Returns:
-        A frozen result on the CPU; if there is no suspect, its tensors are empty.
+        A frozen result on the CPU. Its tensors are empty if there are no suspects.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `min_probability` is outside [0, 1],
-            all labels are the same, groups exclude all candidates, or processes that make the call together make it in
-            different ways; the same in every process.
+        ValueError: If shapes or types do not fit, embeddings contain NaN or Inf, k < 1, `min_probability` is outside
+            [0, 1], all labels are equal, groups exclude all candidates, or the processes pass different arguments. Every
+            process raises the same error.
 
     Examples:
         >>> import torch
@@ -187,7 +192,7 @@ def suspects(
         is_number = isinstance(min_probability, int | float) and not isinstance(min_probability, bool)
         if not (is_number and 0 <= min_probability <= 1):
             raise InputError(
-                f"{_CALL}: min_probability={min_probability!r} must be a probability. Pass one from 0 to 1, such as 0.5."
+                f"{_CALL}: min_probability={min_probability!r} is not a probability. Pass a number from 0 to 1, such as 0.5."
             )
         k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
         memory = memory_bytes(_CALL, memory_mb)
@@ -199,8 +204,8 @@ def suspects(
         distinct, classes = items.labels.unique(return_inverse=True)
         if len(distinct) < 2:
             raise InputError(
-                f"{_CALL}: the labels of all items are the same ({counted(items.length, 'item')}), so no neighbour can "
-                "disagree with one. Pass labels of at least two classes."
+                f"{_CALL}: all labels are the same ({counted(items.length, 'item')}), so no neighbour can disagree with a "
+                "label. Pass labels of at least two classes."
             )
         found = _search(sets, k, progress)
         ratio, suggested = _odds_of_all(sets, classes, found, len(distinct))
@@ -211,7 +216,7 @@ def suspects(
         neighbours, unlisted_ties = found.of(suspicious, sets)
         [items_with_ties] = sets.processes.summed(np.array([(found.unlisted_ties > 0).sum()])).tolist()
     votes = torch.where(neighbours >= 0, classes[neighbours], -1)
-    label_of_class = torch.cat([distinct, distinct.new_tensor([-1])])  # the last entry is that of class -1, no vote
+    label_of_class = torch.cat([distinct, distinct.new_tensor([-1])])  # class -1 (no vote) reads the last entry
     return Suspects(
         index=items.to_origins(suspicious),
         given=items.labels[suspicious],
@@ -229,21 +234,21 @@ def suspects(
 
 @dataclass(frozen=True, eq=False)
 class _FoundPlaces:
-    """The neighbours of the items of this process, in 4 bytes each."""
+    """The neighbours of the items of this process, 4 bytes each."""
 
     places: Int[np.ndarray, "rows k"]
-    """place of each neighbour, the closest first; -1 where there are fewer"""
+    """place of each neighbour, the nearest first; -1 if there are fewer than k"""
     unlisted_ties: Int[np.ndarray, "rows"]
 
     def votes(self, rows: slice, classes: Int[Tensor, "items"]) -> Int[Tensor, "block k"]:
-        """Return the classes of the neighbours of some rows; -1 where there is no neighbour."""
+        """Return the classes of the neighbours of these rows; -1 if there is no neighbour."""
         places = torch.from_numpy(self.places[rows]).long()
         return torch.where(places >= 0, classes[places], -1)
 
     def of(
         self, chosen: Int[Tensor, "chosen"], sets: ItemSets
     ) -> tuple[Int[Tensor, "chosen k"], Int[Tensor, "chosen"]]:
-        """Return the places of the neighbours of some items of all processes, and their unlisted ties. *Collective*."""
+        """Return the places of the neighbours, and the unlisted ties, of items of all processes. *Collective*."""
         row_of_place = torch.full((sets.queries.length,), -1)
         row_of_place[sets.queries.places] = torch.arange(len(self.places))
         rows = row_of_place[chosen]
@@ -257,7 +262,7 @@ class _FoundPlaces:
 
 
 def _search(sets: ItemSets, k: int, progress: Progress | None) -> _FoundPlaces:
-    """Return the neighbours of the items of this process. They are a part of the budget, up to half of it. *Collective*.
+    """Return the neighbours of the items of this process; they count towards the memory, up to half of it. *Collective*.
 
     Raises:
         ValueError: If no item has a candidate.
@@ -272,7 +277,7 @@ def _search(sets: ItemSets, k: int, progress: Progress | None) -> _FoundPlaces:
         for batch, of_batch in found_in_batches(vectors, rules, np.arange(rows), k, memory, progress=progress):
             found.places[batch] = of_batch.items
             found.unlisted_ties[batch] = of_batch.unlisted_ties
-            del of_batch  # before the next batch is searched
+            del of_batch  # frees the memory before the next search
     if not sets.processes.largest([float((found.places >= 0).any())])[0]:
         raise without_candidates(_CALL, sets)
     return found
@@ -281,13 +286,13 @@ def _search(sets: ItemSets, k: int, progress: Progress | None) -> _FoundPlaces:
 def _odds_of_all(
     sets: ItemSets, classes: Int[Tensor, "items"], found: _FoundPlaces, number: int
 ) -> tuple[Float[Tensor, "items"], Int[Tensor, "items"]]:
-    """Return the log odds of all other classes against the given one, without a prior, and the likeliest other class.
+    """Return the log odds, without a prior, of the other classes against the given one, and the likeliest other class.
 
     *Collective*.
 
     Args:
         sets: The items.
-        classes: Class of each item of all processes, from 0 on.
+        classes: Class of each item of all processes, numbered from 0.
         found: The neighbours of the items of this process.
         number: Number of classes.
     """
@@ -308,23 +313,23 @@ def _odds_of_all(
 
 @dataclass(frozen=True, eq=False)
 class _VoteCounts:
-    """How often the neighbours of the items of each class have each class, as a table without its zeros."""
+    """Numbers of votes by the class of the item and the class of its neighbour, as a sparse table."""
 
     number: int
     """number of classes"""
     codes: Int[Tensor, "entries"]
-    """ascending: class of items times `number`, plus class of neighbours"""
+    """class of the item times `number`, plus class of the neighbour; ascending"""
     counts: Int[Tensor, "entries"]
     totals: Int[Tensor, "classes"]
-    """number of votes of the items of each class"""
+    """number of votes for the items of each class"""
     log_sizes: Float[Tensor, "classes"]
-    """logarithm of the number of items of each class"""
+    """log of the number of items per class"""
     shares: Float[Tensor, "classes"]
-    """share of each class among all votes, with one more vote for each"""
+    """share of each class among all votes, with one extra vote per class"""
 
     @classmethod
     def of(cls, sets: ItemSets, classes: Int[Tensor, "items"], found: _FoundPlaces, number: int) -> _VoteCounts:
-        """Count the votes of the items of all processes. *Collective*."""
+        """Return the counts of the votes of all processes. *Collective*."""
         processes = sets.processes
         classes_of_rows = classes[sets.queries.places]
         codes, counts = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -347,7 +352,7 @@ class _VoteCounts:
         )
 
     def of_pairs(self, classes: Int[Tensor, "*#pairs"], votes: Int[Tensor, "*#pairs"]) -> Int[Tensor, "..."]:
-        """Return how many votes for a class the items of a class have, for each pair of the two."""
+        """Return, for each pair, how often neighbours of items in `classes` are in the class `votes`."""
         codes = classes * self.number + votes
         positions = torch.searchsorted(self.codes, codes).clamp(max=len(self.codes) - 1)
         return torch.where(self.codes[positions] == codes, self.counts[positions], 0)
@@ -356,7 +361,7 @@ class _VoteCounts:
 def _summed(
     tables: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ascending codes of several tables, and the sum of the counts of each."""
+    """Return the ascending codes of several tables, and the total count of each code."""
     codes, number = np.unique(np.concatenate([codes for codes, _ in tables]), return_inverse=True)
     counts = np.zeros(len(codes), np.int64)
     np.add.at(counts, number, np.concatenate([counts for _, counts in tables]))
@@ -368,26 +373,26 @@ def _odds_of_votes(
 ) -> Float[Tensor, "items k"]:
     """Return the log odds of the class of each vote against the class of the item, without a prior.
 
-    A class that is voted for several times counts at its first vote. Elsewhere, and at the class of the item itself, the
-    odds are -inf.
+    The odds of a class are at its first vote. They are -inf at later votes for the class, and at votes for the class of
+    the item.
 
     Args:
         counts: The votes of all items.
         classes: Class of each item of a batch.
-        votes: Classes of their neighbours, -1 for none.
+        votes: Classes of the neighbours; -1 if there is none.
     """
     is_vote = votes >= 0
     candidates = votes.clamp(min=0)
     pseudo_votes = PSEUDO_VOTES * counts.shares[candidates]  # (items, k)
     are_equal = votes[:, :, None] == votes[:, None, :]  # (items, k, k)
 
-    # The likelihood of the votes in the class of the item, from the votes of its other items.
+    # Likelihood of the votes under the class of the item, estimated from the other items of this class.
     class_votes = counts.of_pairs(classes[:, None], votes) - are_equal.sum(dim=2)
     total = counts.totals[classes] - is_vote.sum(dim=1) + PSEUDO_VOTES
     shares = (class_votes.clamp(min=0) + pseudo_votes) / total[:, None]
     own_likelihood = torch.where(is_vote, shares.log(), 0.0).sum(dim=1)
 
-    # The likelihood of the votes in the class of each vote.
+    # Likelihood of the votes under the class of each vote.
     class_votes = counts.of_pairs(candidates[:, :, None], votes[:, None, :])  # (items, candidates, votes)
     total = counts.totals[candidates] + PSEUDO_VOTES
     shares = (class_votes + pseudo_votes[:, None]) / total[:, :, None]
@@ -401,11 +406,11 @@ def _odds_of_votes(
 
 
 def _with_prior(ratio: Float[Tensor, "items"], number: int) -> tuple[Float[Tensor, "items"], float]:
-    """Return the log odds with the prior odds of a wrong label, and the rate of wrong labels, which is estimated (EM).
+    """Return the log odds with the prior odds of a wrong label, and the estimated rate of wrong labels (EM).
 
     Args:
         ratio: Log odds without a prior.
-        number: Number of classes, among all but one of which the prior odds are divided.
+        number: Number of classes. The prior odds are divided among all classes but the given one.
     """
     rate = torch.tensor(FIRST_RATE, dtype=torch.float64)
     for _ in range(ITERATIONS):

@@ -1,20 +1,21 @@
 """The variance ratio: variance between the classes of a population over variance within them, estimated from a sample.
 
-J of noise is (k - 1) / (n - k) for k classes and n items, and J of a batch depends more on how the batch was drawn than
-on the embedding. What can be compared between batches, samplers and sets is the ratio of the two variances themselves,
-from the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance Components", 1992),
-here of all dimensions together:
+J of noise is (k - 1) / (n - k) for k classes and n items, so J of a batch depends more on how the batch was drawn than on
+the embedding. The ratio of the two variances can be compared between batches, samplers and sets. It is estimated from the
+mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance Components", 1992), over all
+dimensions together:
 
     MSB = Tr(S_B) / (k - 1),  MSW = Tr(S_W) / (n - k),  n0 = (n - sum_c n_c^2 / n) / (k - 1)
     ratio = (MSB - MSW) / (n0 MSW)
 
-It is near 0 for noise and may be slightly negative. A class with one item counts in MSB and n0, not in MSW. Numerator and
-denominator come from the sums that J is made of (see discriminant_ratio.py, which says how they are kept exact).
+It is near 0 for noise and may be slightly negative. A class with one item counts in MSB and n0, but not in MSW. Numerator
+and denominator are computed from the same sums as J (discriminant_ratio.py explains their numerics).
 
-The interval of a set takes its classes as drawn from a population. It is a t interval from the jackknife over classes, on
-the scale of log(1 + n0 ratio), which is log(MSB / MSW): J. N. Arvesen and T. H. Schmitz, "Robust procedures for variance
-component problems using the jackknife", Biometrics 26, 1970; an F interval would hold for one normal dimension alone. Its
-degrees of freedom are Satterthwaite's, as in statistics.py. `benchmarks/variance_ratio.py --coverage` measures it.
+The interval of a set treats its classes as a sample from a population. It is a t interval from the jackknife over classes,
+on the scale of log(1 + n0 ratio) = log(MSB / MSW): J. N. Arvesen and T. H. Schmitz, "Robust procedures for variance
+component problems using the jackknife", Biometrics 26, 1970. An F interval would only be valid for one normal dimension.
+The degrees of freedom are Satterthwaite's, as in statistics.py. `benchmarks/variance_ratio.py --coverage` measures the
+coverage.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, normal_qu
 
 
 def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:
-    """Return an estimate of the variance between classes over that within them, on the device of the embeddings.
+    """Return an estimate of the variance between classes over the variance within classes. Larger is better separated.
 
-    The ratio is a property of the population that the items were drawn from, so that batches of any size, episodes and
-    whole sets can be compared; they differ only in the uncertainty of the estimate. The call does not wait for the
-    device. The module docstring gives the formula and its source.
+    The ratio is a property of the population that the items were drawn from. So you can compare batches of any size,
+    episodes and whole sets; they only differ in the uncertainty of the estimate. The result is on the device of the
+    embeddings, and the call does not wait for the device. The module docstring has the formula and its source.
 
     Args:
-        embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
-        labels: (items,) integers of any value, on the same device if they are a tensor, or strings.
+        embeddings: (items, dim), any floating dtype. The computation is in float64 (in float32 on MPS, which has no
+            float64).
+        labels: (items,) integers of any value, or strings. A tensor must be on the same device.
         normalize: Scale each embedding to length 1 first.
 
     Returns:
-        A scalar on the same device, without a gradient; larger means better separated classes. For noise it is 0 in
-        expectation, and may be slightly negative by chance; it has no upper limit. NaN where it is undefined: fewer
-        than two classes, no class with two items, or items that are equal within every class. float64 for float64
-        embeddings, else float32.
+        A scalar on the same device, without a gradient and without an upper limit. For pure noise its expected value is 0,
+        and single values can be slightly negative. NaN if it is undefined: there are fewer than two classes, no class has
+        two items, or the items within every class are equal. The dtype is float64 for float64 embeddings, else float32.
 
     Raises:
-        ValueError: If embeddings are not (items, dim) or labels are not one integer or string for each item. Values are
-            not checked, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
+        ValueError: If embeddings are not (items, dim), or if labels are not one integer or string per item. Values are not
+            checked, because that would wait for the device. NaN or Inf in the embeddings makes the ratio NaN.
 
     Examples:
         >>> import torch
@@ -77,6 +78,16 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
 class VarianceRatioEstimate:
     """The variance ratio of a set, with its confidence interval; the result of `variance_ratio_of_set`.
 
+    Attributes:
+        value: The ratio; NaN if it is undefined.
+        interval: Confidence interval of the ratio in the population of classes; NaN if it is unknown, as for fewer than
+            three classes.
+        classes: Number of classes.
+        items: Number of items.
+        undefined: Reason why the value is NaN; None if it is defined.
+        interval_undefined: Reason why only the interval is NaN; None if the interval is known, or if the value is NaN,
+            too.
+
     Examples:
         >>> import torch
         >>> embeddings = torch.tensor([[0.0], [2.0], [4.0], [6.0], [8.0], [9.0], [13.0], [15.0]])
@@ -86,16 +97,11 @@ class VarianceRatioEstimate:
     """
 
     value: float
-    """the ratio; NaN where it is undefined"""
     interval: Interval
-    """confidence interval of the ratio in the population of classes; NaN where it is unknown, as for fewer than three
-    classes"""
     classes: int
     items: int
     undefined: str | None = None
-    """the reason why the value is NaN; None where it is defined"""
     interval_undefined: str | None = None
-    """the reason why the interval alone is NaN; None where it is known, or the value is NaN, too"""
 
 
 def variance_ratio_of_set(
@@ -105,21 +111,21 @@ def variance_ratio_of_set(
     normalize: bool = False,
     confidence: float = 0.95,
 ) -> VarianceRatioEstimate:
-    """Return the variance ratio of a whole set, with its interval over the classes (see the module docstring).
+    """Return the variance ratio of a whole set, with its interval over classes (see the module docstring).
 
     Args:
-        embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, merged from
+        embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, merged over
             batches or processes.
         labels: (items,) integers or strings; None if `embeddings` are moments.
-        normalize: Scale each embedding to length 1 first; has no effect on moments.
+        normalize: Scale each embedding to length 1 first. This has no effect on moments.
         confidence: Confidence level of the interval, in (0, 1).
 
     Returns:
-        The ratio and its interval, both NaN where they are undefined; `undefined` then gives the reason.
+        The ratio and its interval. Both are NaN if they are undefined, and `undefined` then has the reason.
 
     Raises:
-        ValueError: If embeddings are not (items, dim), labels are not one integer or string for each item, or
-            `confidence` is not in (0, 1).
+        ValueError: If embeddings are not (items, dim), labels are not one integer or string per item, or `confidence` is
+            not in (0, 1).
 
     Examples:
         >>> import torch
@@ -132,7 +138,7 @@ def variance_ratio_of_set(
     if not isinstance(embeddings, ClassMoments | ClassScatter):
         if labels is None:
             raise InputError(
-                "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string for each embedding."
+                "variance_ratio_of_set(embeddings) needs labels. Pass one integer or string per embedding."
             )
         rows, item_labels = read_batch(embeddings, labels, "variance_ratio_of_set")
         embeddings = ClassMoments.of(unit_rows(rows.double()) if normalize else rows, item_labels)
@@ -143,12 +149,12 @@ def variance_ratio_of_set(
     undefined = _why_undefined(scatter)
     if undefined is not None:
         return VarianceRatioEstimate(math.nan, UNKNOWN, classes, items, undefined)
-    scale = scatter.spread.max()  # above 0; in other units the squares may overflow
+    scale = scatter.spread.max()  # above 0; without this scale the squares may overflow
     between = counts * (scatter.distances / scale).square()
     within = (scatter.spread / scale).square()
     squares = counts.square()
     ratio = float(estimated_ratio(between.sum() / within.sum(), items, classes, squares.sum()))
-    # Leaving out a class moves the centre away from it: the scatter loses n_c |mu_c - mu|^2 n / (n - n_c).
+    # Leaving out a class moves the centre away from it, so the scatter loses n_c |mu_c - mu|^2 n / (n - n_c).
     remaining = items - counts
     traces_without = (between.sum() - between * items / remaining) / (within.sum() - within)
     ratios_without = estimated_ratio(traces_without, remaining, classes - 1, squares.sum() - squares)
@@ -162,7 +168,7 @@ def _why_undefined(scatter: ClassScatter) -> str | None:
     """Return the reason why the ratio of a set is undefined; None if it is defined."""
     classes = len(scatter.counts)
     lengths = torch.cat([scatter.distances, scatter.spread])
-    fix = "Measure on a set of several classes, with several items of each."
+    fix = "Measure on a set with several classes and several items per class."
     reasons = (
         ("The set is empty.", classes == 0),
         ("Some embeddings are not finite.", not bool(lengths.isfinite().all())),
@@ -170,7 +176,7 @@ def _why_undefined(scatter: ClassScatter) -> str | None:
         (f"The set has a single class. {fix}", classes == 1),
         ("All embeddings are equal: the model has collapsed.", bool((lengths == 0).all())),
         (
-            "The items of each class are equal: there is no variance within to compare with.",
+            "The items of each class are equal, so there is no variance within classes to compare with.",
             bool((scatter.spread == 0).all()),
         ),
     )
@@ -185,8 +191,8 @@ def _why_interval_is_undefined(classes: int) -> str:
     if classes < 3:
         return f"The interval is over classes and needs three; the set has {classes}."
     return (
-        "The interval leaves out one class at a time. Either it makes no difference which, or the ratio of the others is "
-        "undefined. Measure on a set of more classes, with several items of each."
+        "The interval leaves out one class at a time, and the ratio of the remaining classes is undefined or always the "
+        "same. Measure on a set with more classes and several items per class."
     )
 
 
@@ -197,13 +203,13 @@ def _jackknife_interval(
     n0: float,
     confidence: float,
 ) -> Interval:
-    """Return the interval, a t interval on the scale of log(1 + n0 ratio).
+    """Return a t interval on the scale of log(1 + n0 ratio).
 
     Args:
         ratio: The ratio of all classes.
         ratios_without: The ratio without each class.
-        shares: Share of the items that each class has.
-        n0: The effective number of items of a class (see the module docstring).
+        shares: Share of the items in each class.
+        n0: Effective number of items per class (see the module docstring).
         confidence: Confidence level.
     """
     classes = len(ratios_without)

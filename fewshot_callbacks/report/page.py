@@ -564,7 +564,7 @@ class ComparedMetric(NamedTuple):
         second: Its value by the second model.
         difference: The first value minus the second.
         interval: The confidence interval of the difference, or nothing.
-        beyond_chance: Whether the difference is beyond chance.
+        beyond_chance: Whether the difference is significant.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A notice that kernels are being compiled, if this takes so long that the process looks hung."""
+"""Counts the seconds of compiling kernels, and prints a notice if compiling takes so long that the process looks hung."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ def announce_compiling() -> None:
     Kernels that are loaded from the cache are not compiled and print no notice. Call this function before the first kernel
     runs. Later calls do nothing.
     """
-    register("numba:compile", _Stopwatch())
+    register("numba:compile", _STOPWATCH)
+
+
+def compiling_seconds() -> float:
+    """Return the total time in which kernels of this package have compiled in this process since `announce_compiling`."""
+    return _STOPWATCH.seconds
 
 
 class _Stopwatch(Listener):
@@ -59,9 +64,11 @@ class _Stopwatch(Listener):
             return
         with self.lock:
             self.depth += 1
-            if self.depth > 1 or self.is_said:
+            if self.depth > 1:
                 return
             self.started = time.perf_counter()
+            if self.is_said:
+                return
             notice = notice_for(_module_of(event))
             self.timer = threading.Timer(max(0.0, NOTICE_AFTER - self.seconds), self._say, [notice])
             self.timer.daemon = True  # the process does not wait for the timer when it ends
@@ -72,10 +79,12 @@ class _Stopwatch(Listener):
             return
         with self.lock:
             self.depth -= 1
-            if self.depth == 0 and self.timer is not None:
+            if self.depth > 0:
+                return
+            self.seconds += time.perf_counter() - self.started
+            if self.timer is not None:
                 self.timer.cancel()
                 self.timer = None
-                self.seconds += time.perf_counter() - self.started
 
     def _say(self, notice: str) -> None:
         with self.lock:
@@ -84,6 +93,9 @@ class _Stopwatch(Listener):
                 return
             self.is_said = True
         say_once(notice)
+
+
+_STOPWATCH = _Stopwatch()
 
 
 @functools.cache

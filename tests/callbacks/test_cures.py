@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fewshot_callbacks.callbacks import EmbeddingSource, KnnMonitor, ProbeMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._conduct import UsageError
@@ -20,11 +20,14 @@ from tests.callbacks.models import (
     FEATURES,
     TRAINING,
     VALIDATION,
+    Embeds,
+    Labelled,
     expected_metrics,
+    gap_monitor,
     log_of_validation,
     messages_of,
 )
-from tests.messages import missing_facts, warned
+from tests.messages import missing_facts, refused, warned
 
 POINTS, LABELS = VALIDATION.tensors
 BANK_POINTS, BANK_LABELS = TRAINING.tensors
@@ -252,3 +255,50 @@ def test_the_warning_of_repeated_items_keeps_the_source(monkeypatch: pytest.Monk
         log_of_validation(RetrievalMonitor(source=source, label_groups=None), net, DataLoader(rows, 11))
     [message] = messages_of(caught, *facts)
     assert suggested(message) == EmbeddingSource("encoder", labels="species", ids="key")
+
+
+def with_labels(labels: Tensor) -> Labelled:
+    return Labelled(TensorDataset(BANK_POINTS, labels))
+
+
+OTHER_CLASSES = with_labels(BANK_LABELS + 1000)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "facts"),
+    [
+        (KnnMonitor(3, OTHER_CLASSES, strict=True), ("KnnMonitor", 36, "bank=...", "bank='self'")),
+        (ProbeMonitor(OTHER_CLASSES, strict=True), ("ProbeMonitor", 36, "bank=...")),
+        (ProbeMonitor(with_labels(BANK_LABELS * 0), strict=True), ("ProbeMonitor", 48, "label 0", "bank=...")),
+        (
+            gap_monitor(label_groups=5, strict=True),
+            ("GeneralizationGapMonitor", "training", "bank=...", 10, 6, "label_groups <= 3"),
+        ),
+    ],
+)
+def test_an_error_of_a_function_names_the_arguments_of_the_monitor(monitor: Any, facts: tuple[Any, ...]) -> None:
+    """Seen red: users of monitors were told to pass a gallery, and to evaluate both reports again."""
+    with refused(ValueError, *facts) as caught:
+        log_of_validation(monitor, Embeds())
+    message = str(caught.value)
+    assert not [word for word in ("gallery", "queries=", "query_labels", "report") if word in message], message
+
+
+def test_without_a_match_the_set_itself_may_be_the_bank() -> None:
+    with refused(ValueError, "KnnMonitor", "bank='self'"):
+        log_of_validation(KnnMonitor(3, OTHER_CLASSES, strict=True), Embeds())
+    net = Embeds()
+    logged = log_of_validation(KnnMonitor(3, "self", strict=True), net)
+    assert logged["val/knn@3"] == pytest.approx(knn_accuracy(*net.by_hand(VALIDATION), k=3).values["knn@3"])
+    without_match = TensorDataset(POINTS[:2], torch.arange(2))
+    with refused(ValueError, "KnnMonitor", 2, "bank=...") as caught:
+        log_of_validation(KnnMonitor(1, "self", strict=True), Embeds(), DataLoader(without_match, 2))
+    assert "'self'" not in str(caught.value)
+
+
+def test_a_note_of_a_function_names_the_arguments_of_the_monitor() -> None:
+    """Seen red: the warning asked for a larger gallery."""
+    with warned(UserWarning, "val", "knn@49", "NaN", 48, "bank=...") as caught:
+        log_of_validation(KnnMonitor(49, Labelled(TRAINING)), Embeds())
+    [message] = messages_of(caught, "knn@49")
+    assert "gallery" not in message

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
+from numba.core.event import trigger_event
 
 from fewshot_callbacks.callbacks import EmbeddingMap, RetrievalMonitor, RetrievalPanels
 from fewshot_callbacks.callbacks._conduct import TimeShare, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
+from fewshot_callbacks.system.compile_notice import compiling_seconds
 from tests.callbacks.fit_states import RandomNet, StateRecorder, seed_everything
 from tests.callbacks.models import VALIDATION, Net, are_equal, episodes, items, loader, messages_of, retrieval, trainer
 from tests.callbacks.panel_rows import indexed_panels
@@ -96,6 +99,40 @@ def test_the_share_of_time_is_that_of_one_moment() -> None:
     """Of the first callback, before whose turn nothing was drawn; the mean with that of the last would be of no moment."""
     made = fitted(Clock(), Noted(seconds=6), retrieval(), Other(seconds=6), epochs=1)
     assert float(made.callback_metrics[SHARE_KEY]) == 0
+
+
+def compiling(seconds: float) -> None:
+    """Do what numba does while it compiles a kernel of this package."""
+    kernel = SimpleNamespace(py_func=compiling_seconds)
+    with trigger_event("numba:compile", data={"dispatcher": kernel}):
+        NOW[0] += seconds
+        time.sleep(0.05)  # the notice is printed by a thread of its own
+
+
+class Compiling(Noted):
+    """Compiles kernels for 17 seconds when it draws for the first time."""
+
+    def _figures(self, trainer: Any, evaluated: EvaluatedSet) -> Mapping[str, FigureDrawing]:
+        if not self.epochs:
+            compiling(17.0)
+        return super()._figures(trainer, evaluated)
+
+
+def test_the_time_of_compiling_skips_no_epoch() -> None:
+    """Seen red: 17 s of compiling in the first epoch made a run of eight epochs draw in the first one only."""
+    noted = Compiling(seconds=0.5, max_share=0.2)
+    made = fitted(Clock(), retrieval(), noted, epochs=8)
+    assert noted.epochs == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert float(made.callback_metrics[SHARE_KEY]) == pytest.approx(4 / (80 + 17 + 4))
+
+
+def test_the_time_of_compiling_is_counted_also_after_its_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen red: the stopwatch of the notice stopped once the notice was printed."""
+    monkeypatch.setattr("fewshot_callbacks.system.compile_notice.NOTICE_AFTER", 0.0)
+    before = compiling_seconds()
+    for _ in range(2):
+        compiling(17.0)
+    assert compiling_seconds() - before == 34.0
 
 
 def test_all_pictures_share_one_clock() -> None:

@@ -96,9 +96,7 @@ def test_suspects_are_shown_with_their_labels():
 
 def test_pairs_are_shown_with_the_number_that_is_left_out():
     found = near_duplicates(torch.tensor([[1.0, 0.0], [1.0, 0.01], [1.0, 0.02]]), most=1)
-    assert str(found).startswith(
-        "3 pairs with a score of at least 0.98, of which 1 are listed\nfirst  second   score\n"
-    )
+    assert str(found).startswith("3 pairs with a score of at least 0.98 (1 listed)\nfirst  second   score\n")
 
 
 def test_differences_say_their_sign():

@@ -89,7 +89,7 @@ def test_the_summary_holds_the_seconds_of_the_tables() -> None:
     medians = {title: cell[0] if isinstance(cell, list) else cell for title, cell in zip(titles, row, strict=True)}
     least, most = (medians["product, seconds"] * medians[f"{name}, x product"] for name in ("well-trained", "hard"))
     memory = max(row[titles.index("peak MB beyond the data")])
-    (line,) = [line for line in figures_of_speed.summary().splitlines() if line.startswith("| 31,730 of 512")]
+    (line,) = [line for line in figures_of_speed.summary().splitlines() if line.startswith("| 31,730 512-dimensional")]
     assert line.endswith(f"| {least:.1f} to {most:.1f} | {memory:,.0f} |")
 
 

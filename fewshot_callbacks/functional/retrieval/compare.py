@@ -32,6 +32,10 @@ from fewshot_callbacks.settings import RequestedMetric
 
 # A report, or the path or address of a saved one.
 ReportSource = RetrievalReport | str | os.PathLike[str]
+# A sentence that `GeneralizationGapMonitor` replaces, because its arguments have other names.
+NO_GROUPS_REMEDY = (
+    "Evaluate both sets with the same label_groups, smaller or with more classes, so that each set has two groups."
+)
 
 
 class Differences(dict[str, Difference]):
@@ -333,8 +337,7 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
             if others:
                 facts.append(f"Its notes: {' '.join(others)}")
             raise InputError(
-                f"generalization_gap: the {name} report has no Grouped Recall. {' '.join([*facts, ''])}"
-                "Evaluate both sets with the same label_groups, small enough for two groups in each, or use more classes."
+                f"generalization_gap: the {name} report has no Grouped Recall. {' '.join([*facts, ''])}{NO_GROUPS_REMEDY}"
             )
     assert training.grouped is not None
     assert validation.grouped is not None

@@ -1,4 +1,4 @@
-"""Verification of given trials, and identification in an open set."""
+"""Verification of listed trials, and open-set identification."""
 
 from fewshot_callbacks.functional.verification.identification import (
     DEFAULT_IDENTIFICATION_METRICS,

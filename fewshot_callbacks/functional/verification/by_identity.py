@@ -1,10 +1,10 @@
-"""Intervals of numbers of pairs whose sides share identities: a jackknife that leaves out one identity at a time.
+"""Intervals of trial metrics: a jackknife that leaves out one identity at a time.
 
-Two pairs that share an identity are not independent, and there are far more pairs than identities. Leaving out an identity
-leaves out all pairs with it on either side, and moves the number. The variance is the sum of the squared moves. A pair of
-two identities is left out twice, once with each, so this sum counts its contribution twice: the squared contributions of
-the pairs of each two identities are subtracted once (Aronow, Samii and Assenova, "Cluster-robust variance estimation for
-dyadic data", 2015). Degrees of freedom and scale are those of all intervals of metrics (`statistics.py`).
+Two trials that share an identity are not independent, and there are far more trials than identities. The jackknife leaves
+out all trials with one identity on either side, which changes the value. The variance is the sum of the squared changes. A
+trial of two identities is left out twice, once with each, so this sum counts it twice. Therefore the squared contributions
+of each pair of identities are subtracted once (Aronow, Samii and Assenova, "Cluster-robust variance estimation for dyadic
+data", 2015). Degrees of freedom and scale are the same as for all intervals of metrics (`statistics.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jaxtyping import Bool, Float, Int
 from fewshot_callbacks.functional._jackknife import t_quantile
 from fewshot_callbacks.functional.statistics import UNKNOWN, Interval, share_interval
 
-# The fewest identities from which a spread is estimated at all.
+# With fewer identities, there is no interval.
 FEWEST = 3
-# False matches from which on an interval of a value that rests on them is given: with 5, intervals of 95 % held 91 to 96 %
-# of the truths, with 2 of them 77 to 88 % (`benchmarks/trials.py --coverage`).
+# With fewer false matches, a value that depends on them has no interval. With 5 false matches, 95 % intervals covered the
+# true value in 91 to 96 % of the cases; with 2, in 77 to 88 % (`benchmarks/trials.py --coverage`).
 FEWEST_MISTAKES = 10
 
 
@@ -33,7 +33,7 @@ class Identities:
 
     Attributes:
         first: Number of the identity of the first side, from 0.
-        second: Number of the identity of the second side, the same as that of the first where `same`.
+        second: Number of the identity of the second side; equal to `first` if `same`.
         same: Whether both sides have one identity.
         count: Number of identities.
     """
@@ -45,7 +45,7 @@ class Identities:
 
     @cached_property
     def _couples(self) -> Int[np.ndarray, "different"]:
-        """Number of the pair of identities of each non-target trial, in either order."""
+        """Number of the (unordered) pair of identities of each non-target trial."""
         first = self.first[~self.same]
         second = self.second[~self.same]
         keys = np.minimum(first, second).astype(np.int64) * self.count + np.maximum(first, second)
@@ -53,11 +53,11 @@ class Identities:
 
     @cached_property
     def _trials(self) -> Float[np.ndarray, "2 identities"]:
-        """Numbers of trials of each identity, with itself and with others."""
+        """Numbers of trials of each identity, with itself and with other identities."""
         return np.stack(self._sums(np.ones(len(self.same))))
 
     def chosen(self, mask: Bool[np.ndarray, "trials"]) -> Identities:
-        """Return the identities of some of the trials, numbered anew: others do not count."""
+        """Return the identities of the trials in a mask, renumbered from 0."""
         first = self.first[mask]
         second = self.second[mask]
         is_present = np.zeros(self.count, bool)
@@ -67,7 +67,7 @@ class Identities:
         return Identities(numbers[first], numbers[second], self.same[mask], int(np.count_nonzero(is_present)))
 
     def _sums(self, values: Float[np.ndarray, "trials"]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sum of values over the trials of each identity with itself, and over those with others."""
+        """Return, per identity, the sum of values over its target trials and over its non-target trials."""
         of_targets = self._sum_by(self.first, values, self.same)
         of_nontargets = self._sum_by(self.first, values, ~self.same) + self._sum_by(self.second, values, ~self.same)
         return of_targets, of_nontargets
@@ -78,9 +78,9 @@ class Identities:
         values: Float[np.ndarray, "trials"],
         mask: Bool[np.ndarray, "trials"],
     ) -> Float[np.ndarray, "identities"]:
-        """Return the sum of values over the trials of a mask that have each identity on one side."""
+        """Return, per identity, the sum of values over the trials in a mask that have it on this side."""
         sums = np.bincount(identities[mask], weights=values[mask], minlength=self.count)
-        return sums.astype(np.float64, copy=False)  # of no trial, they are integers
+        return sums.astype(np.float64, copy=False)  # without trials, the sums are integers
 
     def interval(
         self,
@@ -90,15 +90,15 @@ class Identities:
         top: float,
         confidence: float,
     ) -> Interval:
-        """Return the interval of a number that moves with two means, one over the trials of each kind.
+        """Return the interval of a value that is a function of two means, one per kind of trial.
 
-        If all trials are of one kind, it moves with one mean.
+        If all trials are of one kind, it is a function of one mean.
 
         Args:
-            value: The number, at least 0.
+            value: The value, at least 0.
             contributions: Contribution of each trial to the mean over its kind.
-            weights: Derivative of the number by the mean over target trials, and by that over non-target trials.
-            top: The largest value: 1, or infinite.
+            weights: Derivatives of the value by the mean over target trials and by the mean over non-target trials.
+            top: The largest possible value: 1 or infinity.
             confidence: Confidence level, in (0, 1).
         """
         deviations = contributions.copy()
@@ -115,19 +115,19 @@ class Identities:
         largest = float(np.abs(moves).max())
         if largest == 0:
             return share_interval(value, 0.0, 1.0, self.count, confidence) if top == 1 else UNKNOWN
-        scaled = moves / largest  # otherwise fourth powers underflow
+        scaled = moves / largest  # without the scale, fourth powers underflow
         second = float((scaled**2).sum())
         fourth = float((scaled**4).sum())
         counted_twice = (
             np.bincount(self._couples, weights=weights[1] / max(1, totals[1]) * deviations[~self.same]) / largest
         )
-        # Contributions of the same two identities may cancel what others add. Half of the sum is the least variance.
+        # The correction may be too large, so the variance is at least half of the sum.
         counted_once = max(second - float((counted_twice**2).sum()), second / 2)
         freedom = max(1.0, min(self.count - 1, 2 * second * second / fourth))
         error = largest * math.sqrt((self.count - 1) / self.count * counted_once)
         if top == 1:
             return share_interval(value, error, freedom, self.count, confidence)
-        reach = t_quantile(confidence, freedom) * error / value  # on the scale of its logarithm
-        # A confidence near 1 may ask for an end beyond the largest float: there is no upper bound.
+        reach = t_quantile(confidence, freedom) * error / value  # on the log scale
+        # With a confidence near 1, the upper end may exceed the largest float.
         high = value * math.exp(reach) if reach < math.log(sys.float_info.max) else math.inf
         return Interval(value * math.exp(-reach), high)

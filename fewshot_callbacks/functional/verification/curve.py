@@ -1,4 +1,4 @@
-"""Sorted trials, and the error rates at every threshold: one sort, after which each number is exact counts."""
+"""Sorted trials, and exact error rates at every threshold, from a single sort."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fewshot_callbacks.functional.retrieval.pair_counts import BINS, MATCH_STEPS
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Trials in the order of their scores, and what each threshold accepts.
+    """Trials sorted by score, and the numbers of trials that each threshold accepts.
 
     Attributes:
-        scores: Ascending.
+        scores: Scores, ascending.
         same: Whether both sides of each trial have one identity.
     """
 
@@ -33,12 +33,12 @@ class Curve:
 
     @cached_property
     def thresholds(self) -> Float[np.ndarray, "thresholds"]:
-        """Each distinct score, ascending, and infinity: between two of these all thresholds accept the same trials."""
+        """Distinct scores, ascending, and infinity. All thresholds between two of these accept the same trials."""
         return np.append(self.scores[self._starts], np.inf)
 
     @cached_property
     def accepted(self) -> Int[np.ndarray, "2 thresholds"]:
-        """Numbers of target trials, and of non-target trials, whose scores reach each threshold."""
+        """Numbers of target trials and of non-target trials with at least the score of each threshold."""
         trials_below = np.append(self._starts, len(self.same))
         targets_below = np.append(0, np.cumsum(self.same))[trials_below]
         targets = targets_below[-1] - targets_below
@@ -68,31 +68,31 @@ class Curve:
         return rates
 
     def keeping(self, rate: float) -> int:
-        """Return the index of the lowest threshold that keeps a false match rate."""
-        # FMR falls with the threshold, so that its negative is ascending.
+        """Return the index of the lowest threshold with a false match rate of at most `rate`."""
+        # FMR falls with the threshold, so minus FMR is ascending.
         return int(np.searchsorted(-self.false_match_rate, -rate))
 
     def equal_error(self) -> tuple[float, float]:
-        """Return the equal error rate, and the score at which both rates cross."""
+        """Return the equal error rate and the score at which both rates cross."""
         fnmr = self.false_non_match_rate
         fmr = self.false_match_rate
-        above = int(np.argmax(fnmr >= fmr))  # at least 1: where all is accepted, FNMR is 0 and FMR 1
+        above = int(np.argmax(fnmr >= fmr))  # at least 1, because FNMR is 0 and FMR is 1 if all trials are accepted
         below = above - 1
         rate = equal_error_rate(float(fnmr[below]), float(fmr[below]), float(fnmr[above]), float(fmr[above]))
         return rate, float(self.thresholds[below])
 
     def area_under_roc(self) -> float:
-        """Return the share of a target trial and a non-target trial that are in the right order; a tie counts one half."""
+        """Return the share of (target, non-target) pairs in the right order; a tie counts one half."""
         targets = self.accepted[0, :-1] - self.accepted[0, 1:]
         wrong = twice_in_wrong_order(targets, self.accepted[1, :-1], self.accepted[1, 1:])
         return share_in_right_order(wrong, self.targets, self.nontargets)
 
     def shares_in_right_order(self) -> Float[np.ndarray, "trials"]:
-        """Return the share of the trials of the other kind that each trial is in the right order with.
+        """Return, per trial, the share of trials of the other kind that it is in the right order with.
 
         The mean over the trials of either kind is the area under the ROC curve.
         """
-        # A trial with the same score counts one half: it reaches the score, but it is not above it.
+        # The mean of "at least" and "above" counts an equal score as one half.
         targets_above, nontargets_above = (self.accepted[:, :-1] + self.accepted[:, 1:]) / 2
         trials_of_score = np.diff(np.append(self._starts, len(self.same)))
         of_target = np.repeat(1 - nontargets_above / self.nontargets, trials_of_score)
@@ -100,9 +100,9 @@ class Curve:
         return np.where(self.same, of_target, of_nontarget)
 
     def slope(self, rate: float) -> float:
-        """Return by how much FNMR falls where FMR grows, near a false match rate.
+        """Return the decrease of FNMR per increase of FMR, near a false match rate.
 
-        The curve is taken to be linear in the logarithm of FMR, as most curves are, between half and twice the rate.
+        The curve is assumed to be linear in log FMR between half and twice the rate, as most curves are.
         """
         if not rate:
             return 0.0
@@ -111,10 +111,10 @@ class Curve:
         return float(at_half - at_twice) / (rate * math.log(4))
 
     def counts(self) -> PairCounts:
-        """Return the counts at a few hundred thresholds and in bins of the score, for plots."""
+        """Return counts at a few hundred thresholds and in bins of the score, for plots."""
         low = float(self.scores[0])
         high = float(self.scores[-1])
-        # The last edge is above all scores, so that the highest is in the last bin, also where all are equal.
+        # The last edge is above all scores, so that the last bin contains the highest score, even if all scores are equal.
         edges = np.unique(np.linspace(low, high + 1e-6 * max(high - low, abs(high), 1e-30), BINS + 1))
         targets, nontargets = self.accepted[:, :-1]
         recall_steps = np.linspace(0, self.targets, RECALL_STEPS + 1)
@@ -138,14 +138,14 @@ class Curve:
 
 
 def best_threshold(scores: Float[np.ndarray, "trials"], same: Bool[np.ndarray, "trials"]) -> float:
-    """Return the threshold at which most of some sorted trials are decided rightly.
+    """Return the threshold with the most right decisions on sorted trials.
 
-    It is the middle of an interval of scores: all thresholds in it are as good. If there are several such intervals, it is
-    that of the highest scores. Where it is best to accept all, the threshold is the lowest score; where it is best to accept
-    none, it is infinite.
+    All thresholds between two neighbouring scores are equally good, so the middle is returned. If several such intervals are
+    best, it is the one with the highest scores. If it is best to accept all trials, the threshold is the lowest score. If it
+    is best to accept none, the threshold is infinite.
     """
     curve = Curve(scores, same)
-    right = curve.accepted[0] - curve.accepted[1]  # but for a constant, the number of non-target trials
+    right = curve.accepted[0] - curve.accepted[1]  # right decisions, up to a constant: the number of non-target trials
     is_best = right == right.max()
     last = int(np.flatnonzero(is_best)[-1])
     worse = np.flatnonzero(~is_best[:last])
@@ -153,4 +153,4 @@ def best_threshold(scores: Float[np.ndarray, "trials"], same: Bool[np.ndarray, "
     high = float(curve.thresholds[last])
     if math.isinf(low) or math.isinf(high):
         return high
-    return max(low / 2 + high / 2, math.nextafter(low, math.inf))  # the sum of both might overflow
+    return max(low / 2 + high / 2, math.nextafter(low, math.inf))  # low + high might overflow

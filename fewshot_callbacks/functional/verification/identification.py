@@ -1,4 +1,4 @@
-"""`evaluate_identification`: is a query in the gallery, and as whom? Open-set identification, 1:N."""
+"""`evaluate_identification`: open-set (1:N) identification. Is a query in the gallery, and who is it?"""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from fewshot_callbacks.system.words import counted, none_has
 
 _CALL = "evaluate_identification"
 _NO_NON_MATED = (
-    "No query is non-mated, so that no threshold follows from a false positive rate: these values are NaN.",
+    "No query is non-mated, so no threshold has a false positive rate. Values at a false positive rate are NaN.",
 )
 
 
 class _QueryScores(NamedTuple):
-    """Scores of the queries with the gallery."""
+    """Scores of the queries against the gallery."""
 
     best_match: Float[Tensor, "mated"]
-    """the best score with an item of the query's label"""
+    """best score with an item of the query's label"""
     equal_matches: Int[Tensor, "mated"]
-    """number of items of the query's label that have its best score"""
+    """number of items of the query's label with this score"""
     nearest: Float[Tensor, "mated k"]
-    """scores of the nearest items of any label; NaN where there are no more"""
+    """scores of the nearest items of any label; NaN if there are fewer than k"""
     unlisted_ties: Int[Tensor, "mated"]
-    """number of items that tie with the last of these and are not among them"""
+    """number of items that tie with the last of these and are not listed"""
     non_mated: Float[Tensor, "non_mated"]
-    """the best score of each non-mated query, ascending; -inf where it has no candidate"""
+    """best score of each non-mated query, ascending; -inf if it has no candidate"""
 
     @classmethod
     def of(cls, sets: ItemSets, is_mated: Bool[Tensor, "queries"], k: int) -> _QueryScores:
@@ -72,13 +72,13 @@ class _QueryScores(NamedTuple):
         )
 
     def recall(self, k: int) -> Float[Tensor, "mated"]:
-        """Return the probability that an item of the label is among the first k, over the orders of equal scores."""
+        """Return the probability that an item of the label is among the first k, if equal scores are ordered at random."""
         above = (self.nearest > self.best_match[:, None]).sum(1)
         tied = (self.nearest == self.best_match[:, None]).sum(1)
         tied += torch.where(self.best_match == self.nearest[:, -1], self.unlisted_ties, 0)
         chance_of_none = torch.ones(len(self.best_match), dtype=torch.float64)
         free_ranks = (k - above).clamp(min=0)
-        # Each of these ranks is taken by an item of another label: the hypergeometric distribution.
+        # Probability that an item of another label takes each of these ranks: the hypergeometric distribution.
         for taken_ranks in range(k):
             remaining = tied - taken_ranks
             of_other_labels = (remaining - self.equal_matches).clamp(min=0).double()  # integers divide to float32
@@ -87,7 +87,7 @@ class _QueryScores(NamedTuple):
         return 1 - chance_of_none
 
     def threshold(self, rate: float) -> float:
-        """Return the lowest best score of any query that keeps a false positive rate; infinite if there is none."""
+        """Return the lowest best score of any query at which the false positive rate is at most `rate`; else infinity."""
         scores = torch.cat([self.best_match, self.non_mated]).unique()
         accepted = len(self.non_mated) - torch.searchsorted(self.non_mated, scores)
         keeping = scores[accepted.double() / len(self.non_mated) <= rate]
@@ -114,53 +114,61 @@ IDENTIFICATION_METRICS = (
         "tpir@fpir{p}",
         "pairs",
         None,
-        "Mated queries whose first candidate is theirs and accepted, where at most {p} of the others are.",
+        "Share of mated queries whose first candidate is right and accepted, at a false positive rate of at most {p}.",
     ),
     Metric(
         "tpir@fpir{p}_rank{k}",
         "pairs",
         None,
-        "Mated queries with theirs among the first {k} candidates and accepted, where at most {p} of the others are.",
+        "Share of mated queries with a right, accepted candidate among the first {k}, at the same rate.",
     ),
-    Metric("recall@{k}", "pairs", None, "Mated queries with an item of their label among the first {k}, at any score."),
+    Metric(
+        "recall@{k}",
+        "pairs",
+        None,
+        "Share of mated queries with an item of their label among the first {k}, at any score.",
+    ),
 )
-"""What `evaluate_identification` can be asked for."""
+"""The metrics that `evaluate_identification` can report."""
 
 DEFAULT_IDENTIFICATION_METRICS = ("tpir@fpir0.1", "tpir@fpir0.01", "recall@1")
-"""What it reports unless `metrics` says otherwise."""
+"""The metrics that `evaluate_identification` reports by default."""
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class IdentificationReport(Values):
-    """The result of `evaluate_identification`."""
+    """The result of `evaluate_identification`; `print` shows the values with their intervals.
+
+    Attributes:
+        values: Metric -> value, in the order of `metrics`. NaN if no query is non-mated; a note tells you.
+        thresholds: Metric -> lowest score at which the best candidate is accepted; infinite if none may be accepted.
+        intervals: Metric -> confidence interval of the mean over mated queries, robust to the dependence of queries of
+            one identity. Threshold and gallery count as fixed.
+        confidence: Confidence level of the intervals.
+        mated: Number of queries with an item of their label in the gallery.
+        non_mated: Number of queries without one.
+        gallery: Number of gallery items.
+        identities: Number of distinct labels in the gallery.
+        notes: What you should know when you read the values.
+        per_query: Metric -> value of each query; NaN for a non-mated query.
+    """
 
     _known: ClassVar = IDENTIFICATION_METRICS
 
     values: dict[str, float]
-    """metric -> value, in the order of `metrics`; NaN where no query is non-mated, and a note says so"""
     thresholds: dict[str, float]
-    """metric -> the score from which its best candidate is accepted; infinite where none may be"""
     intervals: dict[str, Interval]
-    """metric -> confidence interval of its mean over mated queries, robust to the dependence of queries of one identity; the
-    threshold and the gallery are taken as given"""
     confidence: float
-    """confidence level of the intervals"""
     mated: int
-    """queries with an item of their label in the gallery"""
     non_mated: int
-    """queries without one"""
     gallery: int
-    """number of gallery items"""
     identities: int
-    """distinct labels of the gallery"""
     notes: tuple[str, ...]
-    """what a reader of the numbers should know"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
-    """metric -> its value for each query; NaN for non-mated ones"""
 
     def __str__(self) -> str:
-        """Return the values of `metrics`, one in a line with its interval, and the notes."""
+        """Return one line per value with its interval, and the notes."""
         queries = f"{self.mated:,} mated and {self.non_mated:,} non-mated queries"
         head = f"{queries}, {counted(self.gallery, 'gallery item')} of {counted(self.identities, 'identity')}"
         return "\n".join([head, *self.lines(), *self.notes])
@@ -194,49 +202,50 @@ def evaluate_identification(
     memory_mb: float | None = None,
     share: Share = EVERYTHING,
 ) -> IdentificationReport:
-    """Evaluate open-set identification: who is a query, if it is anyone of the gallery? *Collective*.
+    """Return the metrics of open-set identification: is a query in the gallery, and who is it? *Collective*.
 
     A query is mated if the gallery has an item of its label. FPIR(t) is the share of non-mated queries whose best candidate
-    scores t or more. TPIR(t, r) is the share of mated queries that have an item of their label among the first r candidates,
-    with a score of t or more (ISO/IEC 19795-1; the 1:N tests of NIST's FRVT). All scores are exact, and no matrix of them is
-    made.
+    has a score of at least t. TPIR(t, r) is the share of mated queries with an item of their label among the first r
+    candidates and a score of at least t (ISO/IEC 19795-1; the 1:N tests of NIST's FRVT). All scores are exact, and no score
+    matrix is computed.
 
     - `tpir@fpir0.01`: TPIR at rank 1, at the lowest threshold whose FPIR is at most 0.01.
-    - `tpir@fpir0.01_rank20`: the same within the first 20.
+    - `tpir@fpir0.01_rank20`: the same metric within the first 20.
     - `recall@20`: TPIR within the first 20 without a threshold.
 
     Args:
-        queries: (queries, dim) finite floating-point rows. `Shards` bring their labels, ids and groups.
+        queries: (queries, dim) finite floating-point rows. `Shards` bring their own labels, ids and groups.
         query_labels: (queries,) identity of each query, integers or strings.
-        gallery: (gallery, dim) enrolled items, one or several of each identity; by default the queries, each of which is
-            compared with all others.
-        gallery_labels: (gallery,) their identities.
-        query_ids: (queries,) identity of each row, such as its file, where some come several times: the first of each is
-            counted.
-        gallery_ids: (gallery,) the same of the gallery. An item is no candidate for a query of its id.
-        query_groups: (queries,) group of each query, such as its session: items of its own group are no candidates.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        metrics: What is reported, by key.
+        gallery: (gallery, dim) enrolled items, one or several per identity. By default each query is compared with all other
+            queries.
+        gallery_labels: (gallery,) identity of each gallery item.
+        query_ids: (queries,) id of each row, such as its file, if some rows are repeated. Only the first row of each id
+            counts.
+        gallery_ids: (gallery,) id of each gallery item. An item is not a candidate for a query with its own id.
+        query_groups: (queries,) group of each query, such as its session. Items of its own group are not candidates.
+        gallery_groups: (gallery,) group of each gallery item. Without a gallery, `query_groups` is used for both.
+        metrics: Keys of the metrics to report.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
         confidence: Confidence level of the intervals, in (0, 1).
-        memory_mb: Bound on the memory of the search, in MB; None is 512.
-        share: Which of the queries and of the gallery this process holds, where several make the call together. All of
-            them return the report of one.
+        memory_mb: Memory limit of the search in MB; None is 512.
+        share: The part of the queries and of the gallery that this process has, if several processes make the call
+            together. Every process returns the single-process report.
 
     Returns:
-        A frozen report, with values in [0, 1]. Of equal scores it holds the mean over all orders.
+        A frozen report, with values in [0, 1]. For equal scores, values are means over all orders.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, one of `gallery` and `gallery_labels` is
-            missing, no query is mated, there is no such metric, or processes that make the call together make it in
-            different ways; the same in every process.
+        ValueError: If shapes or types do not fit, embeddings contain NaN or Inf, only one of `gallery` and `gallery_labels`
+            is passed, no query is mated, a metric does not exist, or the processes pass different arguments. Every process
+            raises the same error.
 
     Examples:
         >>> import torch
-        >>> gallery, queries = torch.eye(4), torch.eye(4) + 0.1
+        >>> gallery = torch.eye(4)
+        >>> queries = torch.tensor([[1.0, 0.1, 0, 0], [0, 1, 0.8, 0], [0, 0.9, 0.8, 0], [0, 0, 0.5, 1]])
         >>> report = evaluate_identification(queries, ["a", "b", "c", "x"], gallery, ["a", "b", "c", "d"])
-        >>> report["recall@1"], report["tpir@fpir0.1"], report.non_mated
-        (1.0, 0.0, 1)
+        >>> round(report["recall@1"], 4), round(report["tpir@fpir0.1"], 4), report.non_mated
+        (0.6667, 0.3333, 1)
     """
     with share.processes.together():
         requested = requested_metrics(_CALL, metrics, IDENTIFICATION_METRICS)
@@ -250,8 +259,8 @@ def evaluate_identification(
         is_mated = torch.from_numpy(sets.count_candidates_with("labels") > 0)
         if not bool(is_mated.any()):
             raise InputError(
-                f"{_CALL}: {none_has(len(is_mated), 'query')} an item of its label in the gallery, so nobody can be "
-                "identified. Pass labels of both in one form, and enrol items of some of the queries' labels."
+                f"{_CALL}: {none_has(len(is_mated), 'query')} an item of its label in the gallery, so no query can be "
+                "identified. Pass labels of both sets in the same form, and a gallery with labels of the queries."
             )
         k = min(max(request.parameters.get("k", 1) for request in requested), sets.gallery.length)
         scores = _QueryScores.of(sets, is_mated, k)
@@ -265,12 +274,12 @@ def _report(
     sets: ItemSets,
     confidence: float,
 ) -> IdentificationReport:
-    """Return the report of some metrics.
+    """Return the report.
 
     Args:
         requested: The metrics.
-        scores: Scores of the queries with the gallery.
-        is_mated: Whether a candidate has each query's label.
+        scores: Scores of the queries against the gallery.
+        is_mated: Whether each query has a candidate of its label.
         sets: Queries and gallery.
         confidence: Confidence level of the intervals.
     """
@@ -303,7 +312,7 @@ def _report(
 
 
 def _notes(requested: Sequence[RequestedMetric], non_mated: int) -> tuple[str, ...]:
-    """Return notes on false positive rates that cannot be measured with this number of non-mated queries."""
+    """Return notes on false positive rates that this number of non-mated queries is too small for."""
     rates = [request.parameters["p"] for request in requested if "p" in request.parameters]
     if rates and not non_mated:
         return _NO_NON_MATED

@@ -1,4 +1,4 @@
-"""Reads lists of trials: pairs of LFW, of VoxCeleb, or a table of scores."""
+"""`read_trials` reads a list of trials: LFW pairs, VoxCeleb trials or a table of scores."""
 
 from __future__ import annotations
 
@@ -24,51 +24,56 @@ from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "read_trials"
 _FORMS = (
-    "Lines are those of LFW's pairs.txt ('Ann 1 4', 'Ann 1 Bob 2'), of VoxCeleb ('1 id1/a.wav id1/b.wav'), or of a table "
-    "whose first line names its columns with commas between them: score, same, and if known first, second and fold."
+    "Pass LFW's pairs.txt ('Ann 1 4', 'Ann 1 Bob 2'), VoxCeleb trials ('1 id1/a.wav id1/b.wav'), or a table whose "
+    "first line names its columns, separated by commas: score, same and, if you have them, first, second and fold."
 )
-# Signs between the columns of a table: spreadsheets write each of them.
+# Column separators that spreadsheets write.
 _SEPARATORS = (",", "\t", ";")
 
 
 @dataclass(frozen=True)
 class TrialList:
-    """The trials of a file, as `read_trials` returns them; fields that the file does not have are None."""
+    """A list of trials, as `read_trials` returns it. A field is None if the file does not have it.
+
+    Attributes:
+        same: Whether both sides of each trial have one identity.
+        first: Identity of the first side.
+        second: Identity of the second side.
+        folds: Fold of each trial.
+        scores: Score of each trial, for a table of scores.
+        items: The names of all first sides and the names of all second sides, for a list without scores: `Ann_0004` in
+            LFW, `id1/a.wav` in VoxCeleb.
+        slices: Attribute -> its values for the first sides and for the second sides, for `evaluate_trials`.
+    """
 
     same: tuple[bool, ...]
-    """whether both sides have one identity"""
     first: tuple[str, ...] | None = None
-    """identity of the first side"""
     second: tuple[str, ...] | None = None
-    """identity of the second side"""
     folds: tuple[str, ...] | None = None
-    """fold of each trial"""
     scores: tuple[float, ...] | None = None
-    """score of each trial, of a table of scores"""
     items: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    """the two items of each trial, of a list without scores: `Ann_0004` of LFW, `id1/a.wav` of VoxCeleb"""
     slices: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] | None = None
-    """attribute -> its value for the first and for the second side of each trial, for `evaluate_trials`"""
 
     def __post_init__(self) -> None:
-        """Compose the names of items, as `rows` composes ids.
+        """Normalise the Unicode form of item names, as `rows` does for ids.
 
         Raises:
-            ValueError: If the fields are not of as many trials each.
+            ValueError: If a field does not have one entry per trial, or if `items` is not two columns.
         """
         columns = {name: getattr(self, name) for name in ("first", "second", "folds", "scores")}
-        if self.items is not None:
-            columns["items[0]"], columns["items[1]"] = self.items
+        items = None if self.items is None else _two_columns(self.items)
+        if items is not None:
+            columns["items[0]"], columns["items[1]"] = items
         for attribute, sides in (self.slices or {}).items():
             columns |= {f"slices[{attribute!r}][{index}]": values for index, values in enumerate(sides)}
         wrong = [f"{name} has {len(of)}" for name, of in columns.items() if of is not None and len(of) != len(self)]
         if wrong:
             raise InputError(
-                f"TrialList: same has {counted(len(self), 'trial')}, but {' and '.join(wrong)}. Pass one entry for each "
-                "trial; items are two tuples, the names of all first sides and of all second sides."
+                f"TrialList: same has {counted(len(self), 'trial')}, but {' and '.join(wrong)}. Pass one entry per "
+                "trial. items is two tuples: the names of all first sides, and the names of all second sides."
             )
-        if self.items is not None:
-            first, second = (tuple(composed_form(str(name)) for name in names) for names in self.items)
+        if items is not None:
+            first, second = (tuple(composed_form(str(name)) for name in names) for names in items)
             object.__setattr__(self, "items", (first, second))
 
     def __len__(self) -> int:
@@ -98,16 +103,18 @@ class TrialList:
         return str(self)
 
     def rows(self, ids: Sequence[str]) -> tuple[Int[Tensor, "trials"], Int[Tensor, "trials"]]:
-        """Return the indices of the items of both sides among some embeddings, as `trial_scores` takes them.
+        """Return the embedding indices of both sides, for `trial_scores`.
 
         Args:
-            ids: The name of each embedding, as the list has it; the name of a file stands for its path.
+            ids: Name of each embedding, as in the list. A path matches the name of its file.
 
         Raises:
-            ValueError: If the list has scores in place of items, or names an item that is not there.
+            ValueError: If the list has scores instead of items, or if an item has no embedding.
         """
         if self.items is None:
-            raise InputError("TrialList.rows: this list has scores, and no items. Pass its scores to evaluate_trials.")
+            raise InputError(
+                "TrialList.rows: this list has scores instead of items. Pass its scores to evaluate_trials."
+            )
         first, second = self.known_rows(ids)
         missing: list[str] = []
         for name, other_name, row, other_row in zip(*self.items, first.tolist(), second.tolist(), strict=True):
@@ -115,23 +122,19 @@ class TrialList:
         if missing:
             raise InputError(
                 f"TrialList.rows: {counted(len(set(missing)), 'item')} of the list "
-                f"{verb(len(set(missing)), 'has', 'have')} no embedding, or several, the first is {missing[0]!r}; the "
-                f"ids begin with {[str(name) for name in ids[:2]]}. Write ids as the list does, or embed these items, "
-                "too."
+                f"{verb(len(set(missing)), 'does', 'do')} not have exactly one embedding. The first is {missing[0]!r}, "
+                f"and the ids begin with {[str(name) for name in ids[:2]]}. Write the ids as in the list, or embed "
+                "these items, too."
             )
         return first, second
 
     def known_rows(self, ids: Sequence[str]) -> tuple[Int[Tensor, "trials"], Int[Tensor, "trials"]]:
-        """Return the same indices as `rows`, and -1 for an item that is not there, or under whose name there are several.
-
-        Args:
-            ids: See `rows`.
-        """
+        """Return the indices of `rows`, but -1 for an item without an embedding or with several."""
         assert self.items is not None
         index_of: dict[str, int] = {}
         names = [composed_form(str(name)) for name in ids]
         stems = [PurePosixPath(name).stem for name in names]
-        # Whole names come last and overrule the names of files. A name of two embeddings names neither.
+        # Whole names come last and take precedence over file names. A name that two embeddings share matches neither.
         for spellings in (stems, names):
             count = Counter(spellings)
             index_of |= {name: index if count[name] == 1 else -1 for index, name in enumerate(spellings)}
@@ -141,17 +144,17 @@ class TrialList:
         return first, second
 
     def names(self, name: str) -> bool:
-        """Return whether an item of the list has this name, or that of this file."""
+        """Return whether an item of the list has this name, or the name of this file."""
         composed = composed_form(name)
         return composed in self._item_names or PurePosixPath(composed).stem in self._item_names
 
     @cached_property
     def _item_names(self) -> frozenset[str]:
-        """The names of all items; empty for a table of scores."""
+        """Names of all items; empty for a table of scores."""
         return frozenset(name for names in self.items or () for name in names)
 
     def chosen(self, trials: Sequence[int]) -> TrialList:
-        """Return some of the trials, by their indices."""
+        """Return the trials with these indices."""
 
         def rows(column: tuple[Any, ...] | None) -> Any:
             return None if column is None else tuple(column[trial] for trial in trials)
@@ -165,29 +168,46 @@ class TrialList:
         )
 
 
+def _two_columns(items: Any) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of all first sides, and of all second sides.
+
+    Raises:
+        ValueError: If there are not two columns, as in a list of pairs.
+    """
+    columns = tuple(items)
+    has_strings = any(isinstance(column, str) for column in columns)
+    if len(columns) != 2 or has_strings:
+        given = counted(len(columns), "string" if has_strings else "entry")
+        raise InputError(
+            "TrialList: items needs two columns, items=(first_items, second_items): the names of all first sides, and the "
+            f"names of all second sides. You passed {given}. If you have a list of pairs, pass items=tuple(zip(*pairs))."
+        )
+    return columns
+
+
 def read_trials(path: str | Path, slices: Sequence[str] = ()) -> TrialList:
-    """Return the trials of a file; its lines tell which form it has.
+    """Return the trials in a file. The format is detected from its lines.
 
-    - LFW's `pairs.txt`: the first line has the number of folds and of pairs; `Ann 1 4` are two images of Ann,
-      `Ann 1 Bob 2` images of two people. Folds follow each other. Without the first line there are no folds.
-    - VoxCeleb's lists: `1 id1/a/1.wav id1/b/2.wav` are two recordings of one speaker, a line with 0 of two. The first
-      folder is the speaker, where all lines agree with that.
-    - A table with commas, semicolons or tabs, whose first line names the columns `score` and `same` (1 or 0), and if they
-      are known `first`, `second` (identities) and `fold`.
+    - LFW's `pairs.txt`: the first line has the numbers of folds and of pairs. `Ann 1 4` is two images of Ann, and
+      `Ann 1 Bob 2` is images of two people. The folds are in order. Without the first line, there are no folds.
+    - VoxCeleb lists: `1 id1/a/1.wav id1/b/2.wav` is two recordings of one speaker, and a line with 0 is two speakers. The
+      first folder is the speaker, if this agrees with all lines.
+    - A table, separated by commas, semicolons or tabs. The first line names the columns `score` and `same` (1 or 0) and, if
+      you have them, `first` and `second` (identities) and `fold`.
 
-    A mark of byte order, empty lines and blanks beside the columns are passed over.
+    A byte order mark, empty lines and blanks around the cells are ignored.
 
     Args:
         path: The file.
-        slices: Attributes that are read from a table of scores: `"age"` from its columns `first_age` and `second_age`, or
-            from one column `age`.
+        slices: Attributes to read from a table of scores. `"age"` reads the columns `first_age` and `second_age`, or the
+            single column `age`.
 
     Returns:
         The trials, for `evaluate_trials`.
 
     Raises:
-        ValueError: If there is no such file, it lacks the columns of an attribute, or a line has another form; names the
-            line.
+        ValueError: If the file does not exist, lacks the columns of an attribute, or has a line in another format. The
+            message names the line.
 
     Examples:
         >>> import tempfile
@@ -200,7 +220,7 @@ def read_trials(path: str | Path, slices: Sequence[str] = ()) -> TrialList:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{_CALL}: {path} does not exist, or is no file. Pass a list of trials.")
+        raise InputError(f"{_CALL}: {path} does not exist or is not a file. Pass the path of a list of trials.")
     try:
         lines = [line._replace(text=composed_form(line.text)) for line in read_lines(path)]
     except ValueError as error:
@@ -212,18 +232,18 @@ def read_trials(path: str | Path, slices: Sequence[str] = ()) -> TrialList:
         trials = _table(path, lines, slices)
     elif slices:
         raise InputError(
-            f"{_CALL}: {path} lists items, and has no column {slices[0]!r}. Leave out slices=, and pass evaluate_trials the "
-            "values of the items; fewshot trials reads them from the file of the embeddings."
+            f"{_CALL}: {path} lists items, so it has no column {slices[0]!r}. Omit slices= here, and pass the values of the "
+            "items to evaluate_trials. (fewshot trials reads them from the file of the embeddings.)"
         )
     else:
         trials = reader(path, lines)
     if not trials.same:
-        raise InputError(f"{_CALL}: {path} holds no trial below its first line. {_FORMS}")
+        raise InputError(f"{_CALL}: {path} has no trial below its first line. {_FORMS}")
     return trials
 
 
 def _reader_of(first: Line) -> Callable[..., TrialList]:
-    """Return the reader of a list, by the form of its first line."""
+    """Return the reader for the format of the first line."""
     if "," in first.text or _separator(first) is not None:
         return _table
     is_head = re.fullmatch(r"\d+([ \t]+\d+)?", first.text) is not None
@@ -231,7 +251,7 @@ def _reader_of(first: Line) -> Callable[..., TrialList]:
 
 
 def _separator(heading: Line) -> str | None:
-    """Return the sign between the columns of a table of scores; None if the line is not the heading of one."""
+    """Return the column separator of a table of scores; None if the line is not its heading."""
     for separator in _SEPARATORS:
         if {"score", "same"} <= set(heading.cells(separator)):
             return separator
@@ -239,7 +259,7 @@ def _separator(heading: Line) -> str | None:
 
 
 def _is_pair(words: list[str]) -> bool:
-    """Return whether the words of a line are a pair of LFW, and no trial of VoxCeleb between items called 1 and 4."""
+    """Return whether the words of a line are an LFW pair, and not a VoxCeleb trial of items called 1 and 4."""
     match words:
         case [name, one, two]:
             return name not in ("0", "1") and one.isdecimal() and two.isdecimal()
@@ -249,9 +269,9 @@ def _is_pair(words: list[str]) -> bool:
 
 
 def _refuse(path: Path, line: Line, reason: str = "") -> NoReturn:
-    """Raise an error for a line that is no trial."""
+    """Raise the error for a line that is not a trial."""
     raise InputError(
-        f"{_CALL}: line {line.number} of {path} is {line.text!r}, which is no trial{reason and ': '}{reason}. {_FORMS}"
+        f"{_CALL}: line {line.number} of {path} is {line.text!r}, which is not a trial{reason and ': '}{reason}. {_FORMS}"
     )
 
 
@@ -262,7 +282,8 @@ def _table(path: Path, lines: list[Line], slices: Sequence[str] = ()) -> TrialLi
     names = heading.cells(separator)
     if not {"score", "same"} <= set(names) or len(set(names)) < len(names):
         raise InputError(
-            f"{_CALL}: the first line of {path} names {', '.join(names)}. Name each column once, score and same among them."
+            f"{_CALL}: the first line of {path} has the columns {', '.join(names)}. Name each column once, including "
+            "score and same."
         )
     columns_of_slices = {attribute: _columns_of_sides(path, names, attribute) for attribute in slices}
     read = {"first", "second", "fold"}.union(*columns_of_slices.values()) & set(names)
@@ -289,7 +310,7 @@ def _table(path: Path, lines: list[Line], slices: Sequence[str] = ()) -> TrialLi
 
 
 def _columns_of_sides(path: Path, names: Sequence[str], attribute: str) -> tuple[str, str]:
-    """Return the columns that have an attribute of both sides: one for each, or a single one for both."""
+    """Return the columns of an attribute for the first and the second side; both may be the same column."""
     columns = (f"first_{attribute}", f"second_{attribute}")
     if set(columns) <= set(names):
         return columns
@@ -297,7 +318,7 @@ def _columns_of_sides(path: Path, names: Sequence[str], attribute: str) -> tuple
         return attribute, attribute
     raise InputError(
         f"{_CALL}: {path} has the columns {', '.join(names)}, but neither {columns[0]} and {columns[1]} nor {attribute}. "
-        "Pass slices= with attributes that it has, or add their columns."
+        "Pass slices= with attributes of the file, or add these columns."
     )
 
 
@@ -305,20 +326,20 @@ def _score(path: Path, line: Line, cell: str) -> float:
     """Return the score in a cell."""
     number = _number(cell)
     if not math.isfinite(number):
-        _refuse(path, line, f"its score is {cell!r}, and a score is a finite number such as 0.5")
+        _refuse(path, line, f"its score is {cell!r}, but a score is a finite number such as 0.5")
     return number
 
 
 def _is_same(path: Path, line: Line, cell: str) -> bool:
-    """Return whether a cell says that both sides have one identity."""
+    """Return the value of a cell in the column `same`."""
     flag = {"true": 1.0, "false": 0.0}.get(cell.lower(), _number(cell))
     if flag not in (0, 1):
-        _refuse(path, line, f"its same is {cell!r}, and 1 stands for one identity, 0 for two")
+        _refuse(path, line, f"its same is {cell!r}, but same must be 1 for one identity or 0 for two")
     return bool(flag)
 
 
 def _number(cell: str) -> float:
-    """Return the number in a cell; NaN if there is none."""
+    """Return the number in a cell; NaN if it is not a number."""
     try:
         return float(cell)
     except ValueError:
@@ -326,10 +347,10 @@ def _number(cell: str) -> float:
 
 
 def _lfw(path: Path, lines: list[Line]) -> TrialList:
-    """Return the trials of LFW's pairs: in each fold pairs of one person, then equally many of two."""
+    """Return the trials of LFW pairs. Each fold has pairs of one person, then equally many pairs of two people."""
     people: list[tuple[str, str]] = []
     items: list[tuple[str, str]] = []
-    # A list that has lost its first line lacks the folds alone.
+    # A list without its first line only lacks the folds.
     counts = [] if _is_pair(lines[0].words()) else [int(word) for word in lines[0].words()]
     for line in lines[1:] if counts else lines:
         match line.words():
@@ -347,8 +368,8 @@ def _lfw(path: Path, lines: list[Line]) -> TrialList:
     if len(counts) == 2:
         if len(people) != 2 * counts[0] * counts[1]:
             raise InputError(
-                f"{_CALL}: {path} has {len(people)} pairs, and its first line says {counts[0]} folds of {counts[1]} pairs "
-                "of each kind. Take the whole file, or correct the line."
+                f"{_CALL}: {path} has {len(people)} pairs, but its first line promises {counts[0]} folds of "
+                f"{counts[1]} pairs of each kind. Use the whole file, or correct the first line."
             )
         folds = tuple(str(pair // (2 * counts[1])) for pair in range(len(people)))
     first, second = _sides(people)
@@ -357,7 +378,7 @@ def _lfw(path: Path, lines: list[Line]) -> TrialList:
 
 
 def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
-    """Return the trials of lines with a kind and two items, as VoxCeleb has them."""
+    """Return the trials of a VoxCeleb list, with 1 or 0 and two items per line."""
     same: list[bool] = []
     items: list[tuple[str, str]] = []
     for line in lines:
@@ -367,13 +388,13 @@ def _voxceleb(path: Path, lines: list[Line]) -> TrialList:
                 items.append((item, item_two))
             case _:
                 _refuse(path, line)
-    # Other lists keep the recordings of all speakers in one folder, by which all trials would be target trials.
+    # Other lists have the recordings of all speakers in one folder, which would make every trial a target trial.
     people = [(item.partition("/")[0], item_two.partition("/")[0]) for item, item_two in items]
-    if [item == item_two for item, item_two in people] != same:  # folders, but not those of speakers
+    if [item == item_two for item, item_two in people] != same:  # these folders are not speakers
         return TrialList(tuple(same), items=_sides(items))
     return TrialList(tuple(same), *_sides(people), items=_sides(items))
 
 
 def _sides(pairs: list[tuple[str, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the first and the second of each pair."""
+    """Return the first and the second entries of all pairs."""
     return tuple(first for first, _ in pairs), tuple(second for _, second in pairs)

@@ -1,8 +1,9 @@
-"""Slices of trials: the trials whose sides have one value of an attribute, such as one age group.
+"""Error rates of slices of trials. A slice has the trials with one value of an attribute, such as one age group.
 
-The threshold is that of all trials, as in a system that treats everyone alike. At this threshold each slice has its share of
-target trials that are rejected, FNMR, and its share of non-target trials that are accepted, FMR. Trials whose sides have two
-values are a slice of their own. As in `retrieval/slices.py`, the intervals of all slices have a confidence together.
+All slices use the threshold of all trials, as in a system that treats everyone alike. At this threshold, FNMR of a slice is
+the share of its target trials that are rejected, and FMR is the share of its non-target trials that are accepted. Trials
+whose sides have different values are a separate slice. As in `retrieval/slices.py`, the confidence applies to the
+intervals of all slices together.
 """
 
 from __future__ import annotations
@@ -32,13 +33,20 @@ from fewshot_callbacks.functional.verification.by_identity import Identities
 from fewshot_callbacks.functional.verification.curve import Curve
 from fewshot_callbacks.system.words import counted
 
-# The slice of trials whose sides have two values.
+# The slice of trials whose sides have different values.
 ACROSS = "across"
-_BOTH_SIDES = 'Pass slices={"age": (ages_of_first_sides, ages_of_second_sides)}, or one value for each trial.'
+_BOTH_SIDES = 'Pass slices={"age": (ages_of_first_sides, ages_of_second_sides)}, or one value per trial.'
 
 
 class SliceRate(NamedTuple):
-    """An error rate of the trials of a slice.
+    """The error rate of the trials in one slice.
+
+    Attributes:
+        value: Share of the trials that are decided wrongly; NaN without trials.
+        interval: Interval of the value. The intervals of all slices together have the confidence of the report.
+        mistakes: Number of trials that are decided wrongly.
+        trials: Number of trials.
+        identities: Number of identities, the independent units of the interval; 0 if you passed none.
 
     Examples:
         >>> SliceRate(0.25, Interval(0.125, 0.5), 10, 40, 8).mistakes
@@ -46,26 +54,21 @@ class SliceRate(NamedTuple):
     """
 
     value: float
-    """share of the trials that are decided wrongly; NaN without trials"""
     interval: Interval
-    """its interval; those of all slices together have the confidence of the report"""
     mistakes: int
-    """number of trials that are decided wrongly"""
     trials: int
-    """number of trials"""
     identities: int
-    """number of their identities, which are the independent units of the interval; 0 where they were not given"""
 
 
 class SliceRates(MeasuredSlices[SliceRate]):
-    """Slice -> an error rate of its trials; `print` shows a table, the worst first.
+    """Slice -> error rate of its trials; `print` shows a table with the worst slice first.
 
     Args:
-        slices: Slice -> the error rate of its trials.
-        attribute: The attribute that has the slices as its values.
+        slices: Slice -> error rate of its trials.
+        attribute: The attribute whose values are the slices.
         rate: "FNMR" or "FMR".
         overall: The rate of all trials.
-        confidence: Confidence of all intervals together.
+        confidence: Joint confidence of all intervals.
 
     Examples:
         >>> young = SliceRate(0.25, Interval(0.125, 0.5), 10, 40, 8)
@@ -83,12 +86,12 @@ class SliceRates(MeasuredSlices[SliceRate]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The headings of `rows`."""
+        """Headings of the columns of `rows`."""
         counts = ("rejected", "targets") if self.rate == "FNMR" else ("accepted", "non-targets")
         return self.attribute, self.rate, "interval", *counts, "identities"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of each slice, the worst first, for tables."""
+        """Return the table cells of each slice, the worst slice first."""
         rows: list[tuple[str, ...]] = []
         for name in self._ordered():
             value, interval, *counts = self[name]
@@ -97,14 +100,14 @@ class SliceRates(MeasuredSlices[SliceRate]):
 
     @property
     def explanation(self) -> str:
-        """Sentences on the table."""
+        """Sentences that explain the table."""
         return (
-            f"All intervals of a rate together have {100 * self.confidence:g} % confidence. The worst of several slices "
-            f"looks worse than it is: judge it by the lower end of its interval."
+            f"The intervals of a rate have a joint confidence of {100 * self.confidence:g} %. The worst of several "
+            f"slices looks worse than it is, so judge it by the lower end of its interval."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the slices as numbers, strings, lists and dictionaries for JSON, the worst first (NaN becomes None)."""
+        """Return the slices as plain values for JSON, the worst slice first; NaN becomes None."""
         return {
             str(name): self[name]._asdict()
             | {"value": or_none(self[name].value), "interval": [or_none(end) for end in self[name].interval]}
@@ -115,7 +118,13 @@ class SliceRates(MeasuredSlices[SliceRate]):
 @equal_with_nan
 @dataclass(frozen=True)
 class TrialSlices:
-    """Both error rates of each slice of an attribute, at one threshold; `print` shows a table of each.
+    """Both error rates of each slice of an attribute, at one threshold; `print` shows a table per rate.
+
+    Attributes:
+        metric: Key of the metric with the threshold.
+        threshold: Lowest score at which a trial is accepted, in every slice.
+        false_non_match_rate: Slice -> its FNMR.
+        false_match_rate: Slice -> its FMR.
 
     Examples:
         >>> from fewshot_callbacks import evaluate_trials
@@ -125,24 +134,20 @@ class TrialSlices:
     """
 
     metric: str
-    """key of the metric that has the threshold"""
     threshold: float
-    """the score from which a trial is accepted, whatever its slice"""
     false_non_match_rate: SliceRates
-    """slice -> its FNMR"""
     false_match_rate: SliceRates
-    """slice -> its FMR"""
 
     @property
     def heading(self) -> str:
-        """A sentence on the threshold."""
+        """Sentence on the threshold and the rates of all trials."""
         return (
-            f"At {self.threshold:.4f}, the threshold of {self.metric}, FNMR of all trials is "
+            f"At the threshold of {self.metric}, {self.threshold:.4f}, all trials together have FNMR "
             f"{self.false_non_match_rate.overall:.4f} and FMR {self.false_match_rate.overall:.4f}."
         )
 
     def __str__(self) -> str:
-        """Return a table of each rate, the worst slice first."""
+        """Return a table per rate, with the worst slice first."""
         tables = [*self.false_non_match_rate.lines(), *self.false_match_rate.lines()]
         return "\n".join([self.heading, *tables, self.false_match_rate.explanation])
 
@@ -150,7 +155,7 @@ class TrialSlices:
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the slices as numbers, strings, lists and dictionaries for JSON (what is not finite becomes None)."""
+        """Return the slices as plain values for JSON; a number that is not finite becomes None."""
         return {
             "threshold": or_none(self.threshold),
             "overall": {
@@ -163,12 +168,12 @@ class TrialSlices:
 
 
 class _TrialsOfKind(NamedTuple):
-    """The trials of one kind in a slice."""
+    """The target trials, or the non-target trials, of a slice."""
 
     mask: Bool[np.ndarray, "trials"]
-    """whether each trial is in it"""
+    """whether each trial is one of them"""
     people: Identities | None
-    """their identities; None if they were not given"""
+    """their identities; None if the caller passed none"""
 
     def rate(self, is_wrong: Bool[np.ndarray, "trials"], confidence: float) -> SliceRate:
         """Return the share of these trials that are decided wrongly."""
@@ -181,7 +186,7 @@ class _TrialsOfKind(NamedTuple):
         value = mistakes / trials
         interval = UNKNOWN
         if self.people is not None:
-            # All of these trials are of one kind, whose mean is the rate.
+            # The rate is the mean over this one kind of trial.
             interval = self.people.interval(value, wrong.astype(np.float64), (1.0, 1.0), 1.0, confidence)
         return SliceRate(value, interval, mistakes, trials, identities)
 
@@ -190,16 +195,16 @@ class TrialAttribute(NamedTuple):
     """The slice of each trial."""
 
     codes: Int[np.ndarray, "trials"]
-    """index of its slice among `names`; -1 if its sides have two values"""
+    """index of the slice in `names`; -1 if the sides have different values"""
     names: tuple[int | str, ...]
     """the slices, ascending"""
 
     def in_order(self, order: Int[np.ndarray, "trials"]) -> TrialAttribute:
-        """Return the attribute of the trials in this order."""
+        """Return the attribute with the trials in this order."""
         return TrialAttribute(self.codes[order], self.names)
 
     def parts(self, kind: Bool[np.ndarray, "trials"], people: Identities | None) -> dict[int | str, _TrialsOfKind]:
-        """Return the trials of a kind in each slice. `ACROSS` is a slice if it has any."""
+        """Return slice -> its trials of one kind. `ACROSS` is a slice if it has any trials."""
         masks: dict[int | str, Bool[np.ndarray, "trials"]] = {
             name: kind & (self.codes == code) for code, name in enumerate(self.names)
         }
@@ -225,9 +230,9 @@ def slices_of_trials(
         name: The attribute.
         attribute: The slice of each trial, in the order of the curve.
         curve: The trials.
-        people: The identities of both sides, in this order; None if they were not given.
+        people: The identities of both sides, in this order; None if the caller passed none.
         thresholds: Metric -> its threshold.
-        confidence: Confidence of all intervals of a rate together.
+        confidence: Joint confidence of all intervals of a rate.
     """
     kinds = {"FNMR": curve.same, "FMR": ~curve.same}
     parts_of_rate = {rate: attribute.parts(kind, people) for rate, kind in kinds.items()}
@@ -249,12 +254,12 @@ def read_slices(call: str, slices: Any, trials: int, identities: int) -> dict[st
 
     Args:
         call: The public function, for messages.
-        slices: Attribute -> one value for each trial, or a pair: the values of the first sides, and of the second sides.
+        slices: Attribute -> one value per trial, or a pair: the values of the first sides and of the second sides.
         trials: Number of trials.
-        identities: Number of identities; 0 where they were not given.
+        identities: Number of identities; 0 if the caller passed none.
 
     Raises:
-        ValueError: If this is not a mapping of strings, values are neither integers nor strings or not as many as trials, a
+        ValueError: If `slices` is not a mapping with strings as keys, values are not one integer or string per trial, a
             value is called `ACROSS`, or there are too many values.
     """
     if slices is None:
@@ -279,8 +284,8 @@ def _read_attribute(call: str, name: str, values: Any, trials: int) -> TrialAttr
     names = present.tolist() if labels_of_codes is None else [labels_of_codes[code] for code in present.tolist()]
     if ACROSS in names:
         raise InputError(
-            f"{call}: {argument} has the value {ACROSS!r}, which is what trials whose sides have two values are called. "
-            "Give the value another name."
+            f"{call}: {argument} has the value {ACROSS!r}, which is the name of the slice of trials whose sides have "
+            "different values. Rename the value."
         )
     of_sides = numbers.reshape(len(sides), trials)
     return TrialAttribute(np.where(of_sides[0] == of_sides[-1], of_sides[0], -1), tuple(names))

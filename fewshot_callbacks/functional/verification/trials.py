@@ -1,4 +1,4 @@
-"""`evaluate_trials`: verification of pairs that someone listed, from their scores."""
+"""`evaluate_trials`: verification metrics of listed pairs, from their scores."""
 
 from __future__ import annotations
 
@@ -35,46 +35,46 @@ from fewshot_callbacks.settings import Metric, RequestedMetric
 from fewshot_callbacks.system.words import counted, verb
 
 _CALL = "evaluate_trials"
-# Largest size of a score. There are no bins if the difference of two scores overflows.
+# Largest absolute score. The difference of larger scores may overflow, and then there are no bins.
 LARGEST = 1e300
 
 
 @dataclass(frozen=True, eq=False)
 class _TrialInputs:
-    """The arguments of the metrics: all trials, their folds and the costs of mistakes."""
+    """The inputs of the metrics: all trials, their folds and slices, and the costs of mistakes."""
 
     curve: Curve
     miss_cost: float
     match_cost: float
     folds: dict[int | str, Bool[np.ndarray, "trials"]]
-    """name -> whether each trial, in the order of the curve, is in this fold"""
+    """fold -> whether each trial is in it, in the order of the curve"""
     attributes: dict[str, TrialAttribute]
     """attribute -> the slice of each trial, in the order of the curve"""
 
 
 class _Value(NamedTuple):
-    """The value of a metric, and how it moves with two means, over target and over non-target trials: for its interval."""
+    """The value of a metric, and how it depends on the means over target and over non-target trials, for its interval."""
 
     value: float
     threshold: float
     weights: tuple[float, float] | None
-    """derivative by the mean over target trials, and by that over non-target trials; None if too few mistakes were seen for
-    an interval"""
+    """derivatives by the mean over target trials and by the mean over non-target trials; None if there are too few mistakes
+    for an interval"""
     contributions: Float[np.ndarray, "trials"] | None = None
-    """contribution of each trial to these means; by default 1 for a mistake at the threshold"""
+    """contribution of each trial to these means; None for 1 per mistake at the threshold"""
     folds: Mapping[int | str, tuple[float, float]] = MappingProxyType({})
-    """name -> accuracy and threshold"""
+    """fold -> accuracy and threshold"""
 
 
 def _equal_error(trials: _TrialInputs) -> _Value:
     """Return the equal error rate."""
     value, threshold = trials.curve.equal_error()
-    slope = trials.curve.slope(value)  # the threshold moves until both rates are equal again
+    slope = trials.curve.slope(value)  # if one rate changes, the threshold moves until both are equal again
     return _Value(value, threshold, (1 / (1 + slope), slope / (1 + slope)))
 
 
 def _least_cost(trials: _TrialInputs, p: float) -> _Value:
-    """Return the least detection cost, over that of the better blind decision, if a share p of trials are target trials."""
+    """Return the lowest detection cost over the cost of the better blind decision, for a share p of target trials."""
     if p == 1:
         raise InputError(f"{_CALL}: min_dcf@1 has no non-target trial to accept wrongly. Pass a share below 1.")
     curve = trials.curve
@@ -82,15 +82,15 @@ def _least_cost(trials: _TrialInputs, p: float) -> _Value:
     match_price = trials.match_cost * (1 - p)
     blind = min(miss_price, match_price)
     costs = (miss_price * curve.false_non_match_rate + match_price * curve.false_match_rate) / blind
-    best = len(costs) - 1 - int(np.argmin(costs[::-1]))  # the highest threshold of equal costs, as for the best F1
-    # At its minimum the cost does not change with the threshold.
+    best = len(costs) - 1 - int(np.argmin(costs[::-1]))  # of equal costs, the highest threshold, as for the best F1
+    # At the minimum, the derivative of the cost by the threshold is 0.
     weights = (miss_price / blind, match_price / blind)
     has_enough = curve.accepted[1, best] >= FEWEST_MISTAKES
     return _Value(float(costs[best]), float(curve.thresholds[best]), weights if has_enough else None)
 
 
 def _accepted_at(trials: _TrialInputs, p: float) -> _Value:
-    """Return the share of target trials that are accepted at the lowest threshold that keeps a false match rate p."""
+    """Return the share of target trials accepted at the lowest threshold with a false match rate of at most p."""
     curve = trials.curve
     position = curve.keeping(p)
     has_enough = p * curve.nontargets >= FEWEST_MISTAKES
@@ -99,14 +99,14 @@ def _accepted_at(trials: _TrialInputs, p: float) -> _Value:
 
 
 def _area_under_roc(trials: _TrialInputs) -> _Value:
-    """Return the share of a target trial and a non-target trial that are in the right order."""
+    """Return the share of (target trial, non-target trial) pairs in the right order."""
     curve = trials.curve
-    # A trial moves the area by its share of trials in the right order, through the mean over its kind.
+    # The contribution of a trial to the mean over its kind is its share of pairs in the right order.
     return _Value(curve.area_under_roc(), math.nan, (1.0, 1.0), curve.shares_in_right_order())
 
 
 def _accuracy(trials: _TrialInputs) -> _Value:
-    """Return the mean over folds of the share of right decisions, at the threshold that is best on the other folds."""
+    """Return the mean over folds of the share of right decisions, at the best threshold of the other folds."""
     curve = trials.curve
     folds: dict[int | str, tuple[float, float]] = {}
     contributions = np.zeros(len(curve.same))
@@ -114,7 +114,7 @@ def _accuracy(trials: _TrialInputs) -> _Value:
         threshold = best_threshold(curve.scores[~in_fold], curve.same[~in_fold])
         is_right = (curve.scores[in_fold] >= threshold) == curve.same[in_fold]
         folds[name] = int(np.count_nonzero(is_right)) / len(is_right), threshold
-        # The mean over folds as a mean over trials: a trial of a small fold has a larger weight.
+        # The mean over folds, written as a mean over trials. A trial of a small fold has a larger weight.
         contributions[in_fold] = is_right * (len(contributions) / len(trials.folds) / len(is_right))
     mean = math.fsum(accuracy for accuracy, _ in folds.values()) / len(folds)
     weights = (curve.targets / len(contributions), curve.nontargets / len(contributions))
@@ -122,7 +122,7 @@ def _accuracy(trials: _TrialInputs) -> _Value:
 
 
 def _likelihood_cost(trials: _TrialInputs) -> _Value:
-    """Return Cllr, the cost in bits of scores as log-likelihood ratios."""
+    """Return Cllr, the cost in bits of scores that are log likelihood ratios."""
     curve = trials.curve
     bits = np.logaddexp(0.0, np.where(curve.same, -curve.scores, curve.scores)) / math.log(2)
     value = (float(bits[curve.same].mean()) + float(bits[~curve.same].mean())) / 2
@@ -134,48 +134,72 @@ TRIAL_METRICS = (
         "eer",
         "pairs",
         _equal_error,
-        "Rate at which the shares of target trials rejected and of non-target trials accepted are equal.",
+        "Rate at which the share of rejected target trials equals the share of accepted non-target trials.",
         better="lower",
     ),
     Metric(
         "min_dcf@{p}",
         "pairs",
         _least_cost,
-        "Least detection cost where a share of {p} are target trials, over that of the better blind decision.",
+        "Lowest detection cost for a share {p} of target trials, over the cost of the better blind decision.",
         better="lower",
     ),
-    Metric("tar@far{p}", "pairs", _accepted_at, "Target pairs accepted where at most {p} of non-target pairs are."),
+    Metric(
+        "tar@far{p}",
+        "pairs",
+        _accepted_at,
+        "Share of accepted target trials, if at most {p} of non-target trials are accepted.",
+    ),
     Metric(
         "pair_auroc",
         "pairs",
         _area_under_roc,
-        "Share of a target trial and a non-target one in the right order; ties count one half.",
+        "Share of (target, non-target) pairs of trials in the right order; ties count one half.",
     ),
     Metric(
         "accuracy",
         "pairs",
         _accuracy,
-        "Trials decided rightly in each fold, by the threshold of the others; their mean.",
+        "Mean over folds of the share of right decisions, at the best threshold of the other folds.",
     ),
     Metric(
         "cllr",
         "pairs",
         _likelihood_cost,
-        "Cost in bits of scores as log-likelihood ratios; 1 is that of no knowledge.",
+        "Cost in bits of scores that are log likelihood ratios; 1 for scores without information.",
         range=(0.0, math.inf),
         better="lower",
     ),
 )
-"""What `evaluate_trials` can be asked for."""
+"""The metrics that `evaluate_trials` can report."""
 
 DEFAULT_TRIAL_METRICS = ("eer", "min_dcf@0.01", "tar@far0.01", "tar@far0.001")
-"""What it reports unless `metrics` says otherwise; with folds "accuracy", too."""
+"""The metrics that `evaluate_trials` reports by default; with folds also "accuracy"."""
 
 
 @equal_with_nan
 @dataclass(frozen=True)
 class TrialReport(Values):
-    """The result of `evaluate_trials`.
+    """The result of `evaluate_trials`; `print` shows the values with their intervals.
+
+    Attributes:
+        values: Metric -> value, in the order of `metrics`.
+        thresholds: Metric -> lowest score at which a trial is accepted; infinite if none may be accepted. For `eer` it
+            is the score at which both rates cross. `accuracy` has one threshold per fold (see `folds`); `pair_auroc`
+            and `cllr` have none.
+        intervals: Metric -> confidence interval, robust to the dependence of trials that share an identity; empty
+            without identities.
+        confidence: Confidence level of the intervals.
+        trials: Number of trials.
+        same: Number of target trials, with both sides of one identity.
+        different: Number of non-target trials, with sides of two identities.
+        identities: Number of distinct identities; 0 if you passed none.
+        folds: Fold -> its accuracy, and the threshold, which is chosen on the other folds.
+        accuracy_error: Standard error of `accuracy` over the folds; NaN without folds.
+        notes: What you should know when you read the values.
+        slices: Attribute -> metric -> error rates of its slices, for each metric with a threshold. Read them with
+            `of_slices`.
+        pair_counts: Numbers of both kinds of trials at a few hundred thresholds and in bins of the score, for plots.
 
     Examples:
         >>> from fewshot_callbacks import evaluate_trials
@@ -187,35 +211,21 @@ class TrialReport(Values):
     _known: ClassVar = TRIAL_METRICS
 
     values: dict[str, float]
-    """metric -> value, in the order of `metrics`"""
     thresholds: dict[str, float]
-    """metric -> the score from which a trial is accepted for its value; infinite where none may be. Of `eer` it is the score
-    at which both rates cross. `accuracy` has one in each fold, and `pair_auroc` and `cllr` have none"""
     intervals: dict[str, Interval]
-    """metric -> confidence interval, robust to the dependence of trials that share an identity; none without identities"""
     confidence: float
-    """confidence level of the intervals"""
     trials: int
-    """number of trials"""
     same: int
-    """target trials: both sides are of one identity"""
     different: int
-    """non-target trials: the sides are of two identities"""
     identities: int
-    """distinct identities; 0 where they were not given"""
     folds: dict[int | str, tuple[float, float]]
-    """fold -> its accuracy, and the threshold, which is that of the other folds"""
     accuracy_error: float
-    """standard error of `accuracy`, over the folds; NaN without folds"""
     notes: tuple[str, ...]
-    """what a reader of the numbers should know"""
     slices: dict[str, dict[str, TrialSlices]]
-    """attribute -> metric -> the error rates of its slices, for each metric with a threshold; `of_slices` has them"""
     pair_counts: PairCounts = field(compare=False, repr=False)
-    """trials of both kinds at a few hundred thresholds and in bins of their score, for plots"""
 
     def __str__(self) -> str:
-        """Return the values of `metrics`, one in a line with its interval where there is one, and the notes."""
+        """Return one line per value with its interval, and the notes."""
         head = f"{counted(self.trials, 'trial')}, {self.same:,} target, {self.different:,} non-target"
         return "\n".join([head, *self.lines(), *self.notes])
 
@@ -223,29 +233,29 @@ class TrialReport(Values):
         return str(self)
 
     def of_slices(self, attribute: str, metric: str | None = None) -> TrialSlices:
-        """Return both error rates of each slice, at the threshold of a metric of all trials.
+        """Return both error rates of each slice, at the threshold of a metric for all trials.
 
-        A slice has the trials whose sides have one value of the attribute; trials whose sides have two values are the slice
-        "across". The intervals of a rate in all slices together have the confidence of the report (Bonferroni). They take
-        the threshold as given, and need identities.
+        A slice has the trials whose sides both have one value of the attribute. Trials whose sides have different values are
+        in the slice "across". The intervals of a rate over all slices have the confidence of the report jointly
+        (Bonferroni). They need identities, and treat the threshold as fixed.
 
         Args:
-            attribute: A key of the `slices` that were passed to `evaluate_trials`.
-            metric: A metric with a threshold; by default the first of this report.
+            attribute: A key of the `slices` that you passed to `evaluate_trials`.
+            metric: A metric with a threshold; by default the first one in the report.
 
         Returns:
-            `false_non_match_rate` and `false_match_rate`, each slice -> value, interval, mistakes and number of trials.
-            `print` shows a table of each, the worst slice first.
+            `false_non_match_rate` and `false_match_rate`. Each maps a slice to its value, interval, number of mistakes and
+            number of trials. `print` shows a table per rate, with the worst slice first.
 
         Raises:
-            ValueError: If the report has no such attribute, or no such metric with a threshold.
+            ValueError: If the report does not have the attribute, or the metric with a threshold.
 
         Examples:
             >>> scores = [0.9, 0.8, 0.3, 0.7, 0.2, 0.6, 0.1, 0.1]
             >>> ages = (["old", "young"] * 4, ["old"] * 7 + ["young"])
             >>> report = evaluate_trials(scores, [1, 0, 1, 0, 1, 0, 0, 0], slices={"age": ages})
             >>> print(report.of_slices("age", "tar@far0.01"))  # doctest: +ELLIPSIS
-            At 0.9000, the threshold of tar@far0.01, FNMR of all trials is 0.6667 and FMR 0.0000.
+            At the threshold of tar@far0.01, 0.9000, all trials together have FNMR 0.6667 and FMR 0.0000.
               age    FNMR  interval  rejected  targets  identities
               old  0.6667                   2        3           0
             young                           0        0           0
@@ -253,22 +263,23 @@ class TrialReport(Values):
                old  0.0000                   0            1           0
              young  0.0000                   0            1           0
             across  0.0000                   0            3           0
-            All intervals of a rate together have 95 % confidence. The worst of several slices looks worse than it is...
+            The intervals of a rate have a joint confidence of 95 %. The worst of several slices looks worse than it is...
         """
         call = "TrialReport.of_slices"
         if attribute not in self.slices:
             known = ", ".join(map(repr, self.slices)) or "none"
             raise InputError(
-                f"{call}: the report has no attribute {attribute!r}; it has {known}. Evaluate with "
-                f"slices={{{attribute!r}: values}}."
+                f"{call}: the report has no attribute {attribute!r}. Its attributes: {known}. Pass "
+                f"slices={{{attribute!r}: values}} to evaluate_trials."
             )
         of_metrics = self.slices[attribute]
         if metric is None and of_metrics:
             metric = next(iter(of_metrics))
         if metric not in of_metrics:
             raise InputError(
-                f"{call}: slices need a metric with a threshold, and the report has {', '.join(of_metrics) or 'none'}"
-                f"{'' if metric is None else f', not {metric!r}'}. Evaluate with another of metrics, such as 'tar@far0.01'."
+                f"{call}: slices need a metric with a threshold. The report has {', '.join(of_metrics) or 'none'}"
+                f"{'' if metric is None else f', not {metric!r}'}. Pass such a metric to evaluate_trials, e.g. "
+                "'tar@far0.01'."
             )
         return of_metrics[metric]
 
@@ -303,52 +314,52 @@ def evaluate_trials(
     false_match_cost: Any = 1.0,
     confidence: float = 0.95,
 ) -> TrialReport:
-    """Evaluate verification on trials: pairs that someone listed, each with a score.
+    """Return verification metrics of trials, which are listed pairs with a score each.
 
-    A trial is a target trial if both sides are of one identity, and a non-target trial otherwise. It is accepted if its
-    score reaches a threshold. The false match rate FMR is the share of non-target trials that are accepted, the false
-    non-match rate FNMR the share of target trials that are rejected. All values are exact, equal scores are one threshold,
-    and the order of the trials does not matter.
+    A trial is a target trial if both sides have one identity, and otherwise a non-target trial. It is accepted if its score
+    is at least the threshold. The false match rate FMR is the share of non-target trials that are accepted. The false
+    non-match rate FNMR is the share of target trials that are rejected. All values are exact, equal scores are one
+    threshold, and the order of the trials does not matter.
 
-    - `eer`: the rate at which FMR and FNMR are equal, by a straight line where both jump at one score.
-    - `min_dcf@0.01`: with p = 0.01, `miss_cost` a and `false_match_cost` b, the least over all thresholds of
-      (a p FNMR + b (1 - p) FMR) / min(a p, b (1 - p)). To accept all and to accept none are among them: it is at most 1.
-    - `tar@far0.001`: 1 - FNMR at the lowest threshold whose FMR is at most 0.001.
-    - `pair_auroc`: the area under the ROC curve of all trials, as `evaluate_retrieval` has it for all pairs: the share of
-      the couples of a target trial and a non-target trial in which the target trial scores higher; ties count one half.
-    - `accuracy`: with `folds`, the mean over folds of the share of right decisions, at the threshold that is best on the
-      other folds; the middle, where all of an interval are as good.
-    - `cllr`: half the mean of log2(1 + e^-s) over target trials and half that of log2(1 + e^s) over non-target trials, of
-      scores s that are natural logarithms of likelihood ratios.
+    - `eer`: the rate at which FMR equals FNMR. It is interpolated linearly if both jump at one score.
+    - `min_dcf@0.01`: with p = 0.01, a = `miss_cost` and b = `false_match_cost`, the minimum over all thresholds of
+      (a p FNMR + b (1 - p) FMR) / min(a p, b (1 - p)). It is at most 1, because accepting all and accepting none count.
+    - `tar@far0.001`: 1 - FNMR at the lowest threshold with an FMR of at most 0.001.
+    - `pair_auroc`: the area under the ROC curve, which is the probability that a target trial has a higher score than a
+      non-target trial; ties count one half. `evaluate_retrieval` has the same metric for all pairs.
+    - `accuracy`: with `folds`, the mean over folds of the share of right decisions, at the best threshold of the other
+      folds. If a whole interval of thresholds is best, its middle is taken.
+    - `cllr`: the mean of log2(1 + e^-s) over target trials and the mean of log2(1 + e^s) over non-target trials, added and
+      divided by two. The scores s must be natural log likelihood ratios.
 
     Args:
-        scores: (trials,) finite numbers; larger means more alike. `trial_scores` makes them from embeddings.
+        scores: (trials,) finite numbers; larger means more similar. `trial_scores` computes them from embeddings.
         same: (trials,) booleans, or zeros and ones: whether both sides have one identity.
-        first: (trials,) identity of the first side, integers or strings; with `second`, for intervals.
+        first: (trials,) identity of the first side, integers or strings. Intervals need `first` and `second`.
         second: (trials,) identity of the second side.
         folds: (trials,) number or name of the fold of each trial, for `accuracy`.
-        slices: Attribute -> its values, integers or strings: a pair such as `{"age": (ages_of_first, ages_of_second)}`, with
-            a value for each side of each trial, or one value for each trial. `of_slices` of the report has the error rates
-            of each value. An attribute has at most 30 values, or a tenth as many as there are identities.
-        metrics: What is reported, by key; by default `DEFAULT_TRIAL_METRICS`, and with folds the accuracy.
+        slices: Attribute -> integers or strings. Pass one value per trial, or a pair with one value per side, such as
+            `{"age": (ages_of_first, ages_of_second)}`. `of_slices` of the report returns the error rates of each value. An
+            attribute may have up to 30 values, or more with many identities: a tenth of their number.
+        metrics: Keys of the metrics to report. By default `DEFAULT_TRIAL_METRICS`, and with folds also `accuracy`.
         miss_cost: Cost of a rejected target trial, for `min_dcf`.
         false_match_cost: Cost of an accepted non-target trial, for `min_dcf`.
         confidence: Confidence level of the intervals, in (0, 1).
 
     Returns:
-        A frozen report. Its values lie in [0, 1], but for `cllr`, which is at least 0. Intervals need identities: a
-        jackknife leaves out one of them at a time, with all its trials.
+        A frozen report. Its values are in [0, 1], except `cllr`, which is at least 0. Intervals need identities, because a
+        jackknife leaves out one identity at a time, with all its trials.
 
     Raises:
-        ValueError: If lengths or types do not fit, scores hold NaN or Inf, all trials are of one kind, those of a fold are
-            of one kind, `same` and the identities disagree, there is no such metric, or an attribute has too many values.
+        ValueError: If lengths or types do not fit, scores contain NaN or Inf, all trials or all trials of a fold are of one
+            kind, `same` and the identities disagree, a metric does not exist, or an attribute has too many values.
 
     Examples:
         >>> report = evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], folds=[0, 1, 2, 0, 1, 2])
-        >>> report["eer"], report["tar@far0.01"], report.thresholds["tar@far0.01"]
-        (0.3333333333333333, 0.6666666666666666, 0.8)
-        >>> evaluate_trials([0.9, 0.8, 0.3, 0.7], [1, 1, 1, 0], metrics=("pair_auroc",))["pair_auroc"]  # two of three
-        0.6666666666666666
+        >>> round(report["eer"], 4), round(report["tar@far0.01"], 4), report.thresholds["tar@far0.01"]
+        (0.3333, 0.6667, 0.8)
+        >>> round(evaluate_trials([0.9, 0.8, 0.3, 0.7], [1, 1, 1, 0], metrics=("pair_auroc",))["pair_auroc"], 4)
+        0.6667
     """
     normal_quantile(confidence)
     miss_cost = positive_number(_CALL, "miss_cost", miss_cost, "Pass a cost such as 1.0.")
@@ -369,24 +380,24 @@ def evaluate_trials(
 
 
 def _requested(metrics: Sequence[str] | None, *, has_folds: bool) -> list[RequestedMetric]:
-    """Return the metrics that are reported; by default all that can be."""
+    """Return the requested metrics, or the default ones."""
     if metrics is None:
         metrics = (*DEFAULT_TRIAL_METRICS, "accuracy") if has_folds else DEFAULT_TRIAL_METRICS
     requested = requested_metrics(_CALL, metrics, TRIAL_METRICS)
     if not has_folds and "accuracy" in metrics:
-        raise InputError(f"{_CALL}: accuracy needs folds, and there are none. Pass folds= with the fold of each trial.")
+        raise InputError(f"{_CALL}: accuracy needs folds. Pass folds= with the fold of each trial.")
     return requested
 
 
 def _report(
     requested: Sequence[RequestedMetric], trials: _TrialInputs, people: Identities | None, confidence: float
 ) -> TrialReport:
-    """Return the report of some metrics.
+    """Return the report.
 
     Args:
         requested: The metrics.
         trials: The trials, in the order of their scores.
-        people: The identities of both sides of each trial; None if they were not given.
+        people: The identities of both sides of each trial; None if the caller passed none.
         confidence: Confidence level of the intervals.
     """
     curve = trials.curve
@@ -423,7 +434,7 @@ def _report(
 def _interval(
     people: Identities, curve: Curve, value: _Value, requested: RequestedMetric, confidence: float
 ) -> Interval:
-    """Return the interval of a value; NaN if too few mistakes were seen for one."""
+    """Return the interval of a value; NaN if there are too few mistakes."""
     if value.weights is None:
         return UNKNOWN
     contributions = value.contributions
@@ -440,12 +451,12 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _notes(requested: Sequence[RequestedMetric], curve: Curve, without_interval: Sequence[str]) -> tuple[str, ...]:
-    """Return notes on what too few non-target trials cannot show: a rate below that of one of them, and some intervals."""
+    """Return notes on rates and intervals for which there are too few non-target trials."""
     rates = [request.parameters["p"] for request in requested if request.metric.value is _accepted_at]
     notes = note_of_rates("match", rates, curve.nontargets, "non-target trials")
     if not without_interval:
         return notes
-    few = f"No interval of {', '.join(without_interval)}: fewer than {FEWEST_MISTAKES} non-target trials are accepted there."
+    few = f"{', '.join(without_interval)}: no interval, because fewer than {FEWEST_MISTAKES} non-target trials are accepted."
     return (*notes, few)
 
 
@@ -453,39 +464,38 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
     """Return scores, and whether each trial is a target trial.
 
     Raises:
-        ValueError: If they are not finite numbers and booleans, as many of each, or of one kind.
+        ValueError: If they are not equally many finite numbers and booleans, or if all trials are of one kind.
     """
     # PyTorch would round a list of numbers to float32.
     numbers = scores
     if isinstance(scores, list | tuple):
-        with contextlib.suppress(TypeError, ValueError):  # a list of other things is refused below
+        with contextlib.suppress(TypeError, ValueError):  # anything but numbers is refused below
             numbers = np.asarray(scores, np.float64)
     arrays = as_tensor(numbers, "scores", _CALL), as_tensor(same, "same", _CALL)
     for name, value in zip(("scores", "same"), arrays, strict=True):
         if value.is_complex():
-            raise InputError(f"{_CALL}: {name} hold complex numbers, which have no order. Pass real ones.")
+            raise InputError(f"{_CALL}: {name} contains complex numbers, which have no order. Pass real numbers.")
         if value.ndim != 1 or not len(value):
             raise InputError(
-                f"{_CALL} needs {name} of shape (trials,); got {tuple(value.shape)}. Pass one for each trial."
+                f"{_CALL} needs {name} of shape (trials,), but got shape {tuple(value.shape)}. Pass one number per trial."
             )
     values, kinds = (value.cpu() for value in arrays)
     if len(values) != len(kinds):
         raise InputError(
-            f"{_CALL}: {counted(len(values), 'score')}, but {len(kinds)} same. Pass one of each for every trial."
+            f"{_CALL}: there are {counted(len(values), 'score')}, but {len(kinds)} same. Pass one of each per trial."
         )
     bad = (~(values.double().abs() <= LARGEST)).nonzero()
     if len(bad):
         raise InputError(
             f"{_CALL}: {len(bad)} of {counted(len(values), 'score')} {verb(len(bad), 'is', 'are')} NaN, infinite or "
-            f"beyond {LARGEST:g}, the first at index {int(bad[0])}. Find what made them, or drop these trials from all "
-            "arguments."
+            f"beyond {LARGEST:g}, the first at index {int(bad[0])}. Find the cause, or drop these trials from all arguments."
         )
     other_kinds = ((kinds != 0) & (kinds != 1)).nonzero()
     if len(other_kinds):
         index = int(other_kinds[0])
         raise InputError(
-            f"{_CALL}: same holds {kinds[index].item()} at index {index}. Pass True, or 1, for target trials, whose "
-            "sides are of one identity, and False, or 0, for non-target trials."
+            f"{_CALL}: same contains {kinds[index].item()} at index {index}. Pass True or 1 for target trials (both "
+            "sides have one identity), and False or 0 for non-target trials."
         )
     is_target = kinds.bool().numpy()
     if is_target.all() or not is_target.any():
@@ -493,8 +503,8 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
         number = len(is_target)
         fact = f"all {number} trials are {kind} trials" if number > 1 else f"the only trial is a {kind} trial"
         raise InputError(
-            f"{_CALL}: {fact}, and every rate needs trials of both kinds. Add {missing} trials, or look at what `same` "
-            "was made from."
+            f"{_CALL}: {fact}, but every rate needs trials of both kinds. Add {missing} trials, or check how you computed "
+            "`same`."
         )
     return values.double().numpy(), is_target
 
@@ -503,12 +513,12 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
     """Return the identities of both sides; None without identities.
 
     Raises:
-        ValueError: If one side is missing, or they disagree with `same`.
+        ValueError: If only one side is passed, or if the identities disagree with `same`.
     """
     if first is None and second is None:
         return None
     if first is None or second is None:
-        raise InputError(f"{_CALL}: first and second belong together. Pass both, or neither.")
+        raise InputError(f"{_CALL}: only one of first and second was passed. Pass both, or neither.")
     sides = {"first": first, "second": second}
     identities = {name: read_labels(side, len(same), name, "scores", _CALL) for name, side in sides.items()}
     names, number = np.unique(torch.cat(encode(_CALL, identities)[0]).numpy(), return_inverse=True)
@@ -520,8 +530,8 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
         number_of_identities = "one" if first_numbers[index] == second_numbers[index] else "two"
         raise InputError(
             f"{_CALL}: in {len(wrong)} of {len(same)} trials `same` and the identities disagree, the first at index "
-            f"{index}: same is {bool(same[index])}, and the identities are {number_of_identities}. Pass identities, such "
-            "as names, not items."
+            f"{index}: same is {bool(same[index])}, but the number of identities is {number_of_identities}. Pass "
+            "identities, such as names, instead of items."
         )
     return Identities(first_numbers, second_numbers, same, len(names))
 
@@ -529,15 +539,15 @@ def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) 
 def _folds(
     labels: Labels, order: Int[np.ndarray, "trials"], same: Bool[np.ndarray, "trials"]
 ) -> dict[int | str, Bool[np.ndarray, "trials"]]:
-    """Return whether each trial is in each fold, by the name of the fold.
+    """Return fold -> whether each trial is in it.
 
     Args:
-        labels: The fold of each trial, as it was passed.
+        labels: The fold of each trial, in the order of the caller.
         order: Index of each trial, in the order of the result.
         same: Whether each trial is a target trial, in this order.
 
     Raises:
-        ValueError: If there is a single fold, or one with a single kind of trial.
+        ValueError: If there is only one fold, or if a fold has only one kind of trial.
     """
     [numbers], names = encode(_CALL, {"folds": labels})
     codes = numbers.numpy()[order]
@@ -550,12 +560,12 @@ def _folds(
         if targets in (0, size):
             kind = "target" if targets else "non-target"
             raise InputError(
-                f"{_CALL}: fold {name!r} has {size} trials, all {kind} trials. Give each fold trials of both kinds; LFW's "
-                "have 300 of each."
+                f"{_CALL}: all {size} trials of fold {name!r} are {kind} trials. Give each fold trials of both kinds. "
+                "(LFW folds have 300 of each.)"
             )
         folds[name] = in_fold
     if len(folds) < 2:
         raise InputError(
-            f"{_CALL}: folds has the single fold {next(iter(folds))!r}. Pass at least two, such as 0 to 9."
+            f"{_CALL}: folds has the single fold {next(iter(folds))!r}. Pass at least two folds, such as 0 to 9."
         )
     return folds

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fewshot_callbacks import TrialList, nearest, read_trials, trial_scores
+from fewshot_callbacks import InputError, TrialList, nearest, read_trials, trial_scores
 from tests.messages import refused
 
 LFW = "2\t1\nAnn\t1\t4\nBob\t2\tAnn\t1\nBob\t1\t2\nAnn\t4\tEve\t1\n"
@@ -141,6 +141,24 @@ def test_names_with_combining_marks_are_found_in_either_form(tmp_path, in_list, 
 def test_fields_of_other_lengths_are_refused_where_the_list_is_made(fields, facts):
     with refused(ValueError, "same", 1, *facts):
         TrialList(same=(True,), **fields)
+
+
+PAIRS = [("a", "b"), ("a", "c"), ("d", "e")]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(("items", "entries"), [(PAIRS, 3), (tuple(PAIRS), 3), (PAIRS[:1], 1), (PAIRS[0], 2)])
+def test_a_list_of_pairs_is_refused_with_the_call_that_turns_it_into_columns(items, entries):
+    """Seen red: Python's own error, `too many values to unpack`."""
+    with refused(InputError, "TrialList", "first_items", "second_items", "items=tuple(zip(*pairs))", entries):
+        TrialList(same=(True, False, False)[: len(items)], items=items)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_columns_of_pairs_are_read():
+    expected = TrialList(same=(True, False, False), items=(("a", "a", "d"), ("b", "c", "e")))
+    assert TrialList(same=(True, False, False), items=tuple(zip(*PAIRS, strict=True))) == expected
+    assert TrialList(same=(True, False, False), items=zip(*PAIRS, strict=True)) == expected
 
 
 AGES = "score,same,first_age,second_age,sensor,note\n0.9,1,old,young,a,x\n0.2,0,old,old,b,y\n"

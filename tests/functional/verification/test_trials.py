@@ -215,7 +215,7 @@ def test_what_the_report_shows():
     report = evaluate_trials(scores, same, first=first, second=second)
     assert str(report).splitlines()[0] == "1,770 trials, 60 target, 1,710 non-target"
     assert report.notes == (
-        "No interval of min_dcf@0.01, tar@far0.001: fewer than 10 non-target trials are accepted there.",
+        "min_dcf@0.01, tar@far0.001: no interval, because fewer than 10 non-target trials are accepted.",
     )
     assert json.loads(json.dumps(report.to_dict()))["intervals"]["tar@far0.001"] == [None, None]
     counts = report.pair_counts
