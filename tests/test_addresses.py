@@ -17,7 +17,7 @@ REPOSITORY = re.compile(r"(?:github\.com/|/github/)([\w-]+/fewshot[_-]callbacks)
 SITE = re.compile(r"([\w-]+)\.github\.io/fewshot[_-]callbacks\b", re.IGNORECASE)
 """Its site on GitHub Pages."""
 EXAMPLE = "someone"
-"""The owner in CONTRIBUTING.md and tools/release_check.py, whose commands show what an address is."""
+"""The owner in docs/project/releasing.md and tools/release_check.py, whose commands show what an address is."""
 UNFILLED = re.compile(
     r"\bOWNE[R]\b|\bexample\.(?:org|com|net)\b|\b(?:TOD[O]|FIXM[E]|XX[X]|TB[D])\b|\b(?:YOUR|MY)_[A-Z]{2,}"
     r"|(?i:\blorem ipsum|\bplace[-_ ]?holder\b(?!=)|<your[ -])"
@@ -80,18 +80,25 @@ def test_every_address_is_that_of_pyproject():
 
 
 def test_the_version_stands_in_the_package_and_is_the_newest_release():
+    """Before the first release, all changes are unreleased."""
     changes, citation = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
-    released = re.search(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE).groups()
+    first, *releases = re.findall(r"^## (.+)$", changes, re.MULTILINE)
     fields = dict(re.findall(r"^([\w-]+): (.+)$", citation, re.MULTILINE))
-    assert released == (fields["version"], fields["date-released"]) == (fewshot_callbacks.__version__, released[1])
+    assert first == "[Unreleased]"
+    assert fields["version"] == fewshot_callbacks.__version__
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", fields["date-released"])
+    assert releases[:1] in ([], [f"[{fields['version']}] - {fields['date-released']}"])
 
 
 def test_the_pages_that_name_a_version_name_this_one():
-    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/start/install.md", "CONTRIBUTING.md")}
+    pages = {
+        name: (ROOT / name).read_text(encoding="utf-8")
+        for name in ("docs/start/install.md", "docs/project/releasing.md")
+    }
     release = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     assert f"fewshot_callbacks-{fewshot_callbacks.__version__}-py3-none-any.whl" in pages["docs/start/install.md"]
     tag = f"git tag v{fewshot_callbacks.__version__} && git push origin v{fewshot_callbacks.__version__}"
-    assert tag in pages["CONTRIBUTING.md"]
+    assert tag in pages["docs/project/releasing.md"]
     assert tag in release
 
 

@@ -395,12 +395,11 @@ def private_parts_of_others(package=PACKAGE):
 
 
 def listed_private_parts():
-    """The rows of the table of CONTRIBUTING.md: files, names, reason, test."""
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Private parts of other libraries\n")[2]
-    return rows(section.partition("\n## ")[0])
+    """The rows of the table of docs/project/private_parts.md: files, names, reason, test."""
+    return rows((ROOT / "docs/project/private_parts.md").read_text(encoding="utf-8"))
 
 
-def test_contributing_lists_the_private_parts_of_other_libraries():
+def test_a_page_lists_the_private_parts_of_other_libraries():
     listed = {
         (file, name)
         for files, names, *_ in listed_private_parts()

@@ -160,18 +160,18 @@ def text_problems(root: Path) -> list[str]:
     version, tag = version_of(root), tag_command(root)
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     releases = re.findall(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
-    if not releases or releases[0][0] != version:
+    if releases and releases[0][0] != version:
         return [f"The newest release in CHANGELOG.md is not {version}, the version of the package."]
     needed = {
-        "CITATION.cff": (f"version: {version}\n", f"date-released: {releases[0][1]}\n"),
-        "CONTRIBUTING.md": (tag,),
+        "CITATION.cff": (f"version: {version}\n", *(f"date-released: {date}\n" for _, date in releases[:1])),
+        "docs/project/releasing.md": (tag,),
         ".github/workflows/release.yml": (tag,),
         "docs/start/install.md": (f"fewshot_callbacks-{version}-py3-none-any.whl",),
         "SECURITY.md": (f"| {version.rpartition('.')[0]} | yes |",),
     }
     missing = [*lacking(root, needed), *lacking(root, NEEDED)]
-    if re.search(r"^## \[Unreleased\]\n\s*(?!\s|## |\Z)", changes, re.MULTILINE):
-        missing.append('CHANGELOG.md has changes under "Unreleased". Give them the number and date of the release.')
+    if not releases or re.search(r"^## \[Unreleased\]\n\s*(?!\s|## |\Z)", changes, re.MULTILINE):
+        missing.append(f'CHANGELOG.md has unreleased changes. Insert "## [{version}] - DATE" below "## [Unreleased]".')
     return missing
 
 

@@ -1,6 +1,6 @@
 """A hook of MkDocs: pages of the site that lie outside of docs/, and links that leave it.
 
-Every page reads well in the repository, too, so its links are those of the repository: `../CONTRIBUTING.md`. On the
+Every page reads well in the repository, too, so its links are those of the repository: `../../CONTRIBUTING.md`. On the
 site such a link leads to the page that shows this file, if there is one, and else to the file in the repository. While
 pyproject.toml has no address of the repository, the words of the link stand there without it.
 """

@@ -1,7 +1,7 @@
 """The base class of data sets that read images one by one, their transforms, and checks that a set is complete.
 
-A reader of another data set is a subclass of `ImageSet` that lists the images of each split: see "Add a reader of a data
-set" in CONTRIBUTING.md. If an image is not a file, but a part of an archive or a table, the subclass also defines
+A reader of another data set is a subclass of `ImageSet` that lists the images of each split: see
+`docs/project/add_a_data_set.md`. If an image is not a file, but a part of an archive or a table, the subclass also defines
 `ImageSet.read_item`.
 """
 

@@ -1,8 +1,8 @@
 """Functions that turn results into figures: neighbours of queries, score histograms, curves, a map of the embedding.
 
-To add a figure, write a function in a file of its own and decorate it with `style.in_house_style`: see "Add a picture" in
-CONTRIBUTING.md. `style` has colours, sizes and functions that write files. `fitted_text` shortens or wraps a text to a
-width; call it for every text that comes from the caller.
+To add a figure, write a function in a file of its own and decorate it with `style.in_house_style`: see
+`docs/project/add_a_picture.md`. `style` has colours, sizes and functions that write files. `fitted_text` shortens or
+wraps a text to a width; call it for every text that comes from the caller.
 """
 
 from fewshot_callbacks.system.extras import required_extra

@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, followed to the letter in a copy of the tree: the tests are green afterwards."""
+"""The examples of docs/project, followed to the letter in a copy of the tree: the tests are green afterwards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pytest
 
 from tests.docs.pages import ROOT, commands
 
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r'^( *)```(python|diff) title="([^"]+)"\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
-EXAMPLES = dict(re.findall(r"^## Example: (.*?)\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL))
+FENCE = re.compile(r"^ *```(?:python|diff)", re.MULTILINE)
+BLOCK = re.compile(r"`([\w./]+)`:\n\n```(python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A block, and the file that the line above it names."""
+PAGES = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/project").glob("*.md"))}
+EXAMPLES = {path.stem: text for path, text in PAGES.items() if FENCE.search(text)}
 HOUSE = (
     "tests/test_architecture.py",
     "tests/test_defaults.py",
@@ -27,8 +29,10 @@ HOUSE = (
 
 def follow(example: str, root: Path) -> list[str]:
     """Write what the blocks of an example say, and return the files that its command tests."""
-    for indent, kind, name, text in BLOCK.findall(example):
-        file, lines = root / name, [line.removeprefix(indent) for line in text.splitlines()]
+    blocks = BLOCK.findall(example)
+    assert len(blocks) == len(FENCE.findall(example)), "a block without a file"
+    for name, kind, text in blocks:
+        file, lines = root / name, text.splitlines()
         if kind == "python":
             before = file.read_text(encoding="utf-8") + "\n\n" if file.exists() else ""
             file.write_text(before + "\n".join(lines) + "\n", encoding="utf-8")
@@ -56,25 +60,28 @@ def run(root: Path, *words: str) -> None:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The tree with its compiled loops, which would take minutes to compile again."""
-    ignored = shutil.ignore_patterns(".*", "site", "runs", "*.png", "*.svg", "*.ipynb")
+    # .ruff.toml is kept: pages have shorter lines than code.
+    ignored = shutil.ignore_patterns(".[!r]*", ".ruff_cache", "site", "runs", "*.png", "*.svg", "*.ipynb")
     shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored, symlinks=True)
     return tmp_path / "tree"
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    kinds = ["a metric", "a setting", "a similarity", "a reader of a data set", "a head", "a picture", "a command"]
-    assert list(EXAMPLES) == [f"add {kind}" for kind in kinds]
+    kinds = ("metric", "setting", "similarity", "data_set", "head", "picture", "command")
+    assert set(EXAMPLES) == {f"add_a_{kind}" for kind in kinds}
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert all(f"(docs/project/{example}.md)" in contributing for example in EXAMPLES)
 
 
 # For a similarity every loop of the engine is compiled anew. The other two are like examples that always run.
-ONLY_IN_TEST_ALL = {"add a similarity", "add a head", "add a reader of a data set"}
+ONLY_IN_TEST_ALL = {"add_a_similarity", "add_a_head", "add_a_data_set"}
 
 
 @pytest.mark.parametrize(
-    "title", [pytest.param(title, marks=[pytest.mark.exhaustive] * (title in ONLY_IN_TEST_ALL)) for title in EXAMPLES]
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in ONLY_IN_TEST_ALL)) for name in EXAMPLES]
 )
-def test_an_example_leaves_the_tests_green(title: str, copy: Path) -> None:
-    tests = follow(EXAMPLES[title], copy)
+def test_an_example_leaves_the_tests_green(name: str, copy: Path) -> None:
+    tests = follow(EXAMPLES[name], copy)
     run(copy, "ruff", "check", ".")
     run(copy, "ruff", "format", "--check", ".")
     run(copy, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not exhaustive", *HOUSE, *tests)

@@ -37,7 +37,7 @@ CHECKED = {
     ".github/workflows/docs.yml",
     ".github/workflows/release.yml",
     "CHANGELOG.md",
-    "CONTRIBUTING.md",
+    "docs/project/releasing.md",
     "LICENSE",
     "fewshot_callbacks/__init__.py",
 }
@@ -56,12 +56,16 @@ def conda():
 
 
 def copied(names, root):
-    """Copy files of the repository, and let no change wait for a release."""
+    """Copy files of the repository, and release the changes that wait for the first release; later ones are left out."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     changes = root / "CHANGELOG.md"
-    text = re.sub(r"(?ms)^## \[Unreleased\]\n.*?(?=^## )", "## [Unreleased]\n\n", changes.read_text(encoding="utf-8"))
+    text, unreleased = changes.read_text(encoding="utf-8"), "## [Unreleased]\n\n"
+    if f"## [{VERSION}]" in text:
+        text = re.sub(r"(?ms)^## \[Unreleased\]\n.*?(?=^## )", unreleased, text)
+    else:
+        text = text.replace(unreleased, f"{unreleased}## [{VERSION}] - {DATE}\n\n")
     changes.write_text(text, encoding="utf-8")
     return root
 
@@ -164,9 +168,10 @@ def test_a_file_without_the_address_is_named(ready, check, file):
         ("CHANGELOG.md", "## [Unreleased]\n", "## [Unreleased]\n\n- A change.\n"),
         ("CHANGELOG.md", f"## [{VERSION}]", "## [99.0]"),
         ("CHANGELOG.md", DATE, "2020-01-01"),
+        ("CHANGELOG.md", f"## [{VERSION}] - {DATE}\n", ""),
         ("CITATION.cff", f"version: {VERSION}", "version: 99.0"),
         ("CITATION.cff", "license: Apache-2.0", "license: MIT"),
-        ("CONTRIBUTING.md", f"git tag v{VERSION}", "git tag v99.0"),
+        ("docs/project/releasing.md", f"git tag v{VERSION}", "git tag v99.0"),
         ("SECURITY.md", f"| {MINOR} | yes |", f"| {MINOR} | no |"),
         ("docs/start/install.md", f"fewshot_callbacks-{VERSION}", "fewshot_callbacks-99.0"),
         ("fewshot_callbacks/__init__.py", f'"{VERSION}"', '"99.0"'),

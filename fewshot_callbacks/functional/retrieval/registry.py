@@ -5,7 +5,7 @@ Users can add their own metrics, which are `Metric` objects and are accepted whe
 To add a metric to the package, add an entry to `METRICS`. Its keys, reports, tables and messages follow from the entry. A
 metric of ranks is a function in `rank_metrics.py` and has the input `ranks`. Two lists for readers are written by hand: the
 keys in the docstring of `RetrievalSettings` (`fewshot_callbacks/settings.py`), which `help` shows, and the table in
-`docs/metrics/index.md`. `CONTRIBUTING.md` describes all steps.
+`docs/metrics/index.md`. `docs/project/add_a_metric.md` describes all steps.
 """
 
 from __future__ import annotations
