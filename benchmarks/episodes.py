@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="training steps for the cost of a monitor")
     parser.add_argument("--sizes", type=int, nargs="*", default=[32, 84], help="height and width of the images")
     parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
-    parser.add_argument("--monitors", action="store_true", help="print the cost of monitors per step instead of episodes")
+    parser.add_argument("--monitors", action="store_true", help="measure the cost of monitors instead of episodes")
     add_file_option(parser)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

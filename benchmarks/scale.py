@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of the evaluation")
     parser.add_argument("--limit_mb", type=float, default=1_000, help="of the whole process that reads the file")
     parser.add_argument(
-        "--processes", type=int, nargs="*", default=[], help="numbers of processes that share further evaluations of the file"
+        "--processes", type=int, nargs="*", default=[], help="numbers of processes that share more evaluations"
     )
     parser.add_argument("--kill", action="store_true", help="repeat the last of these, killed half-way and resumed")
     parser.add_argument("--rounds", type=int, default=1, help="of the first two rows")

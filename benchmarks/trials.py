@@ -60,7 +60,7 @@ KNOWN, UNKNOWN, IDENTIFICATION = 100, (15, 50, 200), "tpir@fpir0.1"
 
 
 def cost(run: Callable[[], Any]) -> tuple[float, float | None]:
-    """Return the processor seconds of a call, and the peak MB of a second call that starts after freed memory is returned."""
+    """Return the processor seconds of a call, and the peak MB of a second call, for which freed memory is returned first."""
     started = time.process_time()
     run()
     seconds = time.process_time() - started
@@ -187,7 +187,7 @@ def slice_coverage(sets: int) -> Table:
 
 
 def covers(interval: Interval, scores: np.ndarray, threshold: float, rate: str) -> bool:
-    """Return whether an interval covers the fraction of ascending scores that a threshold decides wrongly; None covers it."""
+    """Return whether an interval covers the fraction of ascending scores that a threshold gets wrong; NaN ends cover it."""
     rejected = float(np.searchsorted(scores, threshold)) / len(scores)
     truth = rejected if rate == "false_non_match_rate" else 1 - rejected
     return not (interval.low > truth or interval.high < truth)

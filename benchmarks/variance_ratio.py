@@ -9,8 +9,8 @@ are the training split, as pixels and as embeddings of an untrained Conv4. Each 
 the ratio, and the standard deviation of the ratio. Both are undefined for a batch in which no class has two items; such
 batches are left out and counted.
 
-Costs are median milliseconds of both ratios for a batch on the CPU, by the compiled kernel and by PyTorch operations (as on a
-GPU), measured in turns.
+Costs are median milliseconds of both ratios for a batch on the CPU. The compiled kernel and PyTorch operations (as on a GPU)
+take turns.
 
 For the coverage, each set draws new classes: normal in 1 or 64 dimensions with equal or decreasing variance, of equal or
 unequal size (log-normal, at least one item), with the same or a different scatter in each class. The table shows the lowest,
