@@ -204,7 +204,7 @@ def over_seeds(values: list[float]) -> tuple[float, Interval]:
 
 
 def mean_interval(intervals: list[Interval]) -> Interval:
-    """Return the mean over several training runs that are measured on the same classes."""
+    """Return the mean interval of several training runs that are measured on the same classes."""
     return Interval(*(sum(ends) / len(intervals) for ends in zip(*intervals, strict=True)))
 
 

@@ -69,7 +69,7 @@ def loss_of(method: str, network: nn.Module, images: Tensor, labels: Tensor) -> 
     one, other = (nn.functional.normalize(network(look(augment_glyphs(images)))) for _ in range(2))
     if method == COLLAPSING:
         return (one - other).square().sum(dim=1).mean()
-    return nn.functional.cross_entropy(one @ other.T / 0.2, torch.arange(len(images)))  # SimCLR, compared only with other views
+    return nn.functional.cross_entropy(one @ other.T / 0.2, torch.arange(len(images)))  # SimCLR, only other views
 
 
 def accuracy(embeddings: Tensor, labels: Tensor) -> float:

@@ -173,7 +173,7 @@ def share_of_hardest(weights: Tensor, scores: Tensor, allowed: Tensor, share: fl
 
 
 def where_the_gradient_goes(backbone: nn.Module, data: Any) -> dict[str, list[float]]:
-    """Return the fractions of |d loss / d score| on the hardest negatives and the hardest positive per query of one batch."""
+    """Return the fractions of |d loss / d score| on the hardest negatives and the hardest positive per query of a batch."""
     images, labels = next(iter(data.train_dataloader()))
     with torch.no_grad():
         embeddings = nn.functional.normalize(copy.deepcopy(backbone).train()(images))
