@@ -73,7 +73,7 @@ def test_a_command_that_would_not_run_is_noticed(line: str) -> None:
 
 # A code block of the site shows this many columns without scrolling.
 COLUMNS = 76
-# Pages whose blocks are still wider. The list is empty in the end.
+# Pages with wider blocks. The list should become empty.
 STILL_WIDER = (
     *("docs/api/command_line.md", "docs/evaluate/better.md", "docs/evaluate/export.md", "docs/evaluate/files.md"),
     *("docs/evaluate/large_sets.md", "docs/start/faq.md", "docs/start/install.md", "docs/start/quick_start.md"),

@@ -1,4 +1,4 @@
-"""The nearest items of a gallery that is read in chunks, or shared by processes, are those of a gallery in memory."""
+"""The nearest items of a gallery that is read in chunks, or split over processes, are the same as for a gallery in memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Columns that Arrow's C interface exports, as rows and as labels: the results are those of the same values as arrays."""
+"""Columns that Arrow's C interface exports, as rows and as labels: the results are the same as for arrays with these values."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Slices of trials have the error rates of their trials at the threshold of all, and intervals that hold together."""
+"""Slices of trials have the error rates of their trials at the common threshold, and intervals with simultaneous coverage."""
 
 import json
 import math
