@@ -1,4 +1,4 @@
-"""EmbeddingHealthMonitor on real Trainers: with and without labels, in batches and sets, and the warning about a collapse."""
+"""EmbeddingHealthMonitor on real Trainers: with and without labels, in batches and sets, and its warning of a collapse."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Monitors that share the items of a validation: each logs the same values as without the others, and the items are read and stored once."""
+"""Monitors that share validation items: the items are read and stored once, and each monitor logs the usual values."""
 
 import copy
 import gc

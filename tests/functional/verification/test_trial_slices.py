@@ -1,4 +1,4 @@
-"""Slices of trials have the error rates of their trials at the common threshold, and intervals with simultaneous coverage."""
+"""Slices of trials have the error rates of their trials at the common threshold, and simultaneous intervals."""
 
 import json
 import math
