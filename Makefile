@@ -72,7 +72,7 @@ bench: $(VENV)/.for-bench
 gpu: $(VENV)/.for-test
 	$(BIN)/python tools/gpu_check.py
 
-# every figure of the documentation, from docs/figures/data; --measure repeats the trainings behind them
+# every figure of the documentation, from docs/figures/data; --measure repeats the training runs
 figures: $(VENV)/.for-test-integrations
 	$(BIN)/python tools/figures.py
 
@@ -80,7 +80,7 @@ figures: $(VENV)/.for-test-integrations
 figures-of-speed: $(VENV)/.for-test-integrations $(VENV)/.for-bench
 	$(BIN)/python tools/figures_of_speed.py --measure
 
-# mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: tools/mutants/README.md; it takes hours
+# puts SAMPLE mistakes, drawn by SEED, into the code, and checks that a test fails: tools/mutants/README.md; it takes hours
 mutants: $(VENV)/.for-test-integrations $(VENV)/.for-mutants
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
@@ -91,7 +91,7 @@ lock:
 	build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --annotation-style line \
 		--custom-compile-command "make lock" --output-file constraints.txt pyproject.toml tools/lock.in
 
-# .unfinished stands while something is installed. pip takes a package whose files it has half written for an installed
+# .unfinished exists while something is installed. pip takes a package with half of its files written for an installed
 # one, so that an environment in which an installation was interrupted is made anew; one that failed, as without a
 # network, has changed nothing.
 $(MADE): $(wildcard $(VENV)/.unfinished)

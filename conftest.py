@@ -15,7 +15,7 @@ INTEGRATIONS = Path(__file__).parent / "fewshot_callbacks" / "integrations"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> pytest.CollectReport | None:
-    """Skip a module of an integration before it is imported; its name is that of the library."""
+    """Skip a module of an integration before it is imported; the module has the name of the library."""
     library = collector.path.stem
     if collector.path.parent != INTEGRATIONS or not is_missing(library):
         return None

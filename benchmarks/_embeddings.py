@@ -1,8 +1,8 @@
-"""Seeded embeddings of a chosen difficulty, more like those of a real model than isotropic noise is.
+"""Seeded embeddings of a chosen difficulty, closer to the output of a real model than isotropic noise.
 
-The variance decays over the directions, as it does for the output of a trained network. How much noise there is in all
-is found by bisection, so that a difficulty means the same mAP at every size. With "outliers" each item has its own,
-heavy-tailed amount of noise, so that most classes hold a few items that lie among those of other classes.
+The variance decays over the directions, as in the output of a trained network. Bisection finds the total amount of
+noise, so that a difficulty means the same mAP at every size. With "outliers" each item has its own, heavy-tailed amount
+of noise, so that most classes have a few items in the middle of other classes.
 """
 
 import math
@@ -18,18 +18,17 @@ TARGETS = {"well-trained": 0.995, "outliers": 0.995, "middling": 0.6, "hard": 0.
 DIFFICULTIES = (*TARGETS, "random", "near-collapsed", "collapsed", "repeated", "heavy-tailed")
 
 COPIES = 10
-"""how often "repeated" holds each vector"""
+"""how often each vector appears if the difficulty is "repeated" """
 
-# "heavy-tailed": the exponent of the Pareto distribution of class sizes, and its least and greatest size.
+# "heavy-tailed": the exponent of the Pareto distribution of class sizes, and the smallest and largest class.
 TAIL_EXPONENT = 1.7
 LEAST_CLASS = 6.5
 GREATEST_CLASS = 600
-# Share of the items that are copies, at `COPIED_AT` items, and by how much it grows with each doubling: larger collections
-# repeat more.
+# Fraction of duplicates at `COPIED_AT` items, and its growth with each doubling: larger collections have more duplicates.
 COPIED_SHARE = 0.3
 COPIED_AT = 20_000
 COPIED_GROWTH = 0.07
-# Different vectors that are copied, for each item.
+# Distinct vectors that are duplicated, per item.
 COPIED_VECTORS = 0.2
 # How fast the variance decays over the directions, the norm of the mean that all vectors share, and the mAP.
 HEAVY_TAILED_DECAY = 0.4
@@ -41,15 +40,15 @@ def make(items: int, dim: int, difficulty: str, per_class: float = 53, seed: int
     """Unit vectors and their labels, shuffled.
 
     Args:
-        items: how many.
-        dim: of each.
-        difficulty: one of `TARGETS`; "random" (labels mean nothing); "near-collapsed" (cosines within 1e-7 of each
-            other, yet in an order that means something); "collapsed" (all vectors are equal); "repeated" (each vector
-            ten times; every fifth vector belongs to two classes); "heavy-tailed" (classes of 6 to 600 items, median 9;
-            a third of the items and more are copies of a few vectors, whatever their class, like a paragraph that many
-            documents hold; all vectors share a mean). The last takes no account of `per_class`.
-        per_class: items of each class, about: there are round(items / per_class) classes.
-        seed: the same seed, the same embeddings on the same machine.
+        items: Number of items.
+        dim: Dimension of the embeddings.
+        difficulty: One of `TARGETS`; "random" (the labels are random); "near-collapsed" (all cosines are within 1e-7 of
+            each other, but their order is meaningful); "collapsed" (all vectors are equal); "repeated" (each vector
+            appears ten times, and every fifth vector belongs to two classes); "heavy-tailed" (classes have 6 to 600
+            items, median 9; at least a third of the items are duplicates of a few vectors, across classes, like a
+            paragraph that appears in many documents; all vectors share a mean). "heavy-tailed" ignores `per_class`.
+        per_class: Mean number of items per class: there are round(items / per_class) classes.
+        seed: The same seed gives the same embeddings on the same machine.
 
     Returns:
         (items, dim) float32 embeddings and (items,) int64 labels.
@@ -91,7 +90,7 @@ def make(items: int, dim: int, difficulty: str, per_class: float = 53, seed: int
 
 
 def parts(items: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` items, in order."""
+    """Yield slices of at most `size` items, in order."""
     return (slice(start, min(start + size, items)) for start in range(0, items, size))
 
 
@@ -107,13 +106,13 @@ def _mixed(centres: Tensor, noise: Tensor, labels: Tensor, amount: float) -> Ten
 
 
 def _with_noise(mixed: Callable[[float], Tensor], labels: Tensor, asked: Tensor, target: float) -> Tensor:
-    """Embeddings with as much noise as leaves a mAP, found by bisection.
+    """Return embeddings whose noise brings the mAP to the target; bisection finds the amount.
 
     Args:
-        mixed: the embeddings with some amount of noise.
-        labels: of all items.
-        asked: the items whose average precision is looked at.
-        target: the mAP.
+        mixed: Returns the embeddings with a given amount of noise.
+        labels: Labels of all items.
+        asked: The queries that are averaged.
+        target: The mAP.
     """
     low, high = math.log(0.02), math.log(100.0)
     for _ in range(14):
@@ -167,7 +166,7 @@ def _repeated(items: int, dim: int, per_class: float, seed: int, generator: torc
 
 
 def _mean_average_precision(embeddings: Tensor, labels: Tensor, asked: Tensor) -> float:
-    """Of some of the items as queries against all others, by sorting."""
+    """Return the mAP of some items as queries against all other items, by sorting."""
     rank, values = torch.arange(1, len(labels), dtype=torch.float32), []
     for some in asked.split(64):
         scores = embeddings[some] @ embeddings.T

@@ -1,7 +1,7 @@
-"""Embeddings of real data by trained networks, without a download: models that come inside packages, data of this machine.
+"""Embeddings of real data by trained networks, without a download: the models are in packages, the data on this machine.
 
-Each set is kept in a cache folder, since the networks take minutes. The files and documents of a machine decide what is in a
-set: two machines have similar sets, not the same ones.
+Each set is kept in a cache folder, because the networks take minutes. A set depends on the files and documents of the
+machine: two machines have similar sets, not equal ones.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-# Raise it with every change that alters a set.
+# Increase this number with every change that alters a set.
 VERSION = 1
 
 SAMPLING_RATE = 16_000  # of the voice encoder
@@ -35,7 +35,7 @@ WINDOW = 160  # frames that the voice encoder was trained on: 1.6 s
 LANGUAGES = ("en-gb", "en-us", "en-gb-scotland", "en-029")
 WORDS_PER_MINUTE = (130, 220)
 PITCHES = (30, 70)  # of 0 to 99
-# Words of one recording, the least and the most. One recording has 10 windows or so.
+# Minimum and maximum number of words per recording. One recording has about 10 windows.
 RECORDING_WORDS = (20, 80)
 
 # A shorter paragraph is a heading or a version.
@@ -47,7 +47,7 @@ BATCH_CLASSES, BATCH_IMAGES = 20, 4
 
 
 class RealSet(NamedTuple):
-    """Embeddings (items, dim), float32, and labels (items,), int64."""
+    """Embeddings (items, dim) in float32, and labels (items,) in int64."""
 
     embeddings: Tensor
     labels: Tensor
@@ -55,14 +55,14 @@ class RealSet(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A set that can be made here if its modules and programs are installed.
+    """A set that can be made on this machine if its modules and programs are installed.
 
     Attributes:
-        what: What an item is, and what its label.
+        what: What an item is, and what its label is.
         modules: Modules to import.
         programs: Programs to call.
-        install: Commands that bring what may be missing.
-        make: Returns at most a number of items.
+        install: Commands that install what is missing.
+        make: Returns at most the given number of items.
     """
 
     what: str
@@ -78,7 +78,7 @@ class Source:
 
 
 def add_cache_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the folder in which sets are kept."""
+    """Add the option for the folder that caches the sets."""
     cache = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
     parser.add_argument(
         "--cache", type=Path, default=Path(cache), help="folder of the real embeddings (default: %(default)s)"
@@ -86,18 +86,18 @@ def add_cache_option(parser: argparse.ArgumentParser) -> None:
 
 
 def load(name: str, items: int, cache: Path) -> RealSet:
-    """Return a set of `SOURCES`: from the cache, or made and put there.
+    """Return a set of `SOURCES`, from the cache if it is there; otherwise it is made and cached.
 
     Args:
         name: Key of `SOURCES`.
-        items: Largest number of items.
+        items: Maximum number of items.
         cache: Folder, which is made if it does not exist.
     """
     file = cache / f"real-{name}-{items}-{VERSION}.pt"
     if not file.exists():
         made = SOURCES[name].make(items)
         cache.mkdir(parents=True, exist_ok=True)
-        # A file that is moved into place is never half written, even if two processes make the set.
+        # Moving a complete file into place never leaves a partial one, even if two processes make the set.
         temporary = file.with_suffix(f".{os.getpid()}")
         torch.save({"embeddings": made.embeddings, "labels": made.labels}, temporary)
         temporary.replace(file)
@@ -105,7 +105,7 @@ def load(name: str, items: int, cache: Path) -> RealSet:
 
 
 def as_set(embeddings: Tensor, names: Sequence[Hashable]) -> RealSet:
-    """Return unit vectors of the classes of two items or more, shuffled.
+    """Return unit vectors of all classes with at least two items, shuffled.
 
     Args:
         embeddings: (items, dim).
@@ -125,7 +125,7 @@ def as_set(embeddings: Tensor, names: Sequence[Hashable]) -> RealSet:
 def voices(items: int) -> RealSet:
     """Return windows of 1.6 s of synthetic speech, embedded by resemblyzer; the label is the voice.
 
-    A voice is an accent and a variant of espeak-ng. It reads text of Python's reference at several speeds and pitches.
+    A voice is an accent plus a variant of espeak-ng. It reads the Python reference at several speeds and pitches.
     """
     from resemblyzer import VoiceEncoder  # noqa: PLC0415
 
@@ -148,7 +148,7 @@ def voices(items: int) -> RealSet:
 
 
 class Recording(NamedTuple):
-    """What espeak-ng is asked to say."""
+    """One request to espeak-ng."""
 
     voice: str
     text: str
@@ -157,14 +157,14 @@ class Recording(NamedTuple):
 
 
 def draw_recordings(items: int) -> list[Recording]:
-    """Return recordings that have more than so many windows in all, the voices in random order."""
+    """Return recordings with more than the given total of windows, the voices in random order."""
     from pydoc_data.topics import topics  # noqa: PLC0415
 
     generator = random.Random(0)
     words = re.findall(r"[a-z]+", " ".join(topics.values()))
     accents = [f"{language}+{variant}" for language in LANGUAGES for variant in voice_variants()]
     recordings = []
-    # A recording of the fewest words at the highest speed lasts 5 s: 5 windows of 1.6 s, each half over the next one.
+    # A recording of the fewest words at the highest speed lasts 5 s: 5 windows of 1.6 s that overlap by half.
     for _ in range(items // 5 + 2):
         length = generator.randint(*RECORDING_WORDS)
         first = generator.randrange(len(words) - length)
@@ -182,14 +182,14 @@ def voice_variants() -> list[str]:
 
 
 def record(recording: Recording) -> np.ndarray:
-    """Return the mel spectrogram (frames, channels) of a recording, without silence before and after."""
+    """Return the mel spectrogram (frames, channels) of a recording, with leading and trailing silence removed."""
     import librosa  # noqa: PLC0415
     from resemblyzer.audio import normalize_volume, wav_to_mel_spectrogram  # noqa: PLC0415
 
     settings = ["-v", recording.voice, "-s", str(recording.words_per_minute), "-p", str(recording.pitch)]
     command = ["espeak-ng", *settings, "--stdout", recording.text]
     stream = subprocess.run(command, capture_output=True, check=True).stdout
-    # The header of a stream does not know the length. It has 44 bytes, with the rate at byte 24.
+    # The header of a stream does not contain the length. It has 44 bytes, with the sample rate at byte 24.
     rate = int.from_bytes(stream[24:28], "little")
     samples = np.frombuffer(stream, np.int16, offset=44).astype(np.float32) / 2**15
     samples = librosa.resample(samples, orig_sr=rate, target_sr=SAMPLING_RATE, res_type="polyphase")
@@ -201,7 +201,7 @@ def record(recording: Recording) -> np.ndarray:
 
 
 def files(items: int) -> RealSet:
-    """Return files of the system, embedded by the layer before the scores of magika; the label is the ending of the name."""
+    """Return files of the system, embedded by the last hidden layer of magika; the label is the file extension."""
     import magika  # noqa: PLC0415
     import onnx  # noqa: PLC0415
     import onnxruntime  # noqa: PLC0415
@@ -209,7 +209,7 @@ def files(items: int) -> RealSet:
     (file,) = Path(magika.__file__).parent.glob("models/standard_*/model.onnx")
     settings = json.loads((file.parent / "config.min.json").read_text(encoding="utf-8"))
     model = onnx.load(file)
-    # The last product of the network multiplies the embedding with the vectors of the content types.
+    # The last matrix product of the network multiplies the embedding by the vectors of the content types.
     embedding = [node for node in model.graph.node if node.op_type == "MatMul"][-1].input[0]
     model.graph.output.append(onnx.ValueInfoProto(name=embedding))
     network = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -222,12 +222,12 @@ def files(items: int) -> RealSet:
 
 
 def draw_files(items: int, least_bytes: int) -> list[Path]:
-    """Return files with an ending, drawn from the folders of programs, of their data and of Python."""
+    """Return files with an extension, drawn from the folders of programs, program data and Python."""
     found = []
     for folder in ("/usr/share", "/usr/lib", "/usr/include", "/etc", sys.prefix, sys.base_prefix):
         for parent, _, names in os.walk(folder):
             found += [Path(parent, name) for name in names]
-    # A folder may lie in another one of these.
+    # One of these folders may be inside another.
     found = sorted(set(found))
     random.Random(0).shuffle(found)
     drawn: list[Path] = []
@@ -241,7 +241,7 @@ def draw_files(items: int, least_bytes: int) -> list[Path]:
 
 
 def first_and_last_bytes(path: Path, settings: dict[str, int]) -> list[int]:
-    """Return what magika reads of a file: bytes of its beginning and of its end without white space, padded."""
+    """Return the input of magika: the first and last bytes of a file, stripped of white space and padded."""
     with path.open("rb") as file:
         block = min(settings["block_size"], path.stat().st_size)
         beginning = file.read(block).lstrip()[: settings["beg_size"]]
@@ -260,13 +260,13 @@ def first_and_last_bytes(path: Path, settings: dict[str, int]) -> list[int]:
 
 
 def paragraphs(items: int) -> RealSet:
-    """Return paragraphs of the packages' documents, embedded by wordllama; the label is the package.
+    """Return paragraphs from the documents of packages, embedded by wordllama; the label is the package.
 
-    Licences repeat: a paragraph of many packages has many equal rows, whatever their labels.
+    Many packages share a licence, so that equal rows have different labels.
     """
     import wordllama  # noqa: PLC0415
 
-    # The package holds the tokenizer in a folder where it looks for its cache alone; so the package is the cache.
+    # The package looks for its tokenizer only in the cache, but ships it in its own folder: the package is the cache.
     package = Path(wordllama.__file__).parent
     model = wordllama.WordLlama.load(cache_dir=package, disable_download=True)
     texts: list[str] = []
@@ -278,9 +278,9 @@ def paragraphs(items: int) -> RealSet:
 
 
 def draw_paragraphs(items: int) -> list[tuple[str, str]]:
-    """Return (package, paragraph) of whole packages, drawn until there are enough paragraphs.
+    """Return (package, paragraph) pairs of whole packages, drawn until there are enough paragraphs.
 
-    The documents are those of Debian's packages, and the metadata and licences of Python's.
+    The documents come from Debian packages, and from the metadata and licences of Python packages.
     """
     documents: dict[str, list[Path]] = {}
     for file in sorted(Path("/usr/share/doc").glob("*/*")):
@@ -303,11 +303,11 @@ def draw_paragraphs(items: int) -> list[tuple[str, str]]:
 
 
 def paragraphs_of(file: Path) -> list[str]:
-    """Return the paragraphs of a text or of a gzipped one, each on one line."""
+    """Return the paragraphs of a plain or gzipped text, one per line."""
     content = file.read_bytes()
     if file.suffix == ".gz":
         content = gzip.decompress(content)
-    # Debian writes an empty line of a licence as a dot.
+    # Debian writes an empty line in a licence as a dot.
     blocks = re.split(r"\n[ \t.]*\n", content.decode("utf-8", errors="replace"))
     joined = [" ".join(block.split()) for block in blocks]
     return [paragraph for paragraph in joined if len(paragraph) >= LEAST_CHARACTERS]
@@ -317,9 +317,9 @@ def paragraphs_of(file: Path) -> list[str]:
 
 
 def glyphs(items: int) -> RealSet:
-    """Return the glyphs of all scripts, embedded by a network that learnt those of the training split for half a minute.
+    """Return the glyphs of all scripts, embedded by a network that was trained on the training split for half a minute.
 
-    The label is the character. Most images are of classes that the network was trained on.
+    The label is the character. Most images belong to classes that the network was trained on.
     """
     from fewshot_callbacks import Conv4, Glyphs, SoftAveragePrecisionLoss  # noqa: PLC0415
 

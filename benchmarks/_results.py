@@ -1,4 +1,4 @@
-"""The table of a benchmark: printed as Markdown row by row, and kept as JSON for docs/research/measurements.md.
+"""The table of a benchmark: printed as Markdown row by row, and saved as JSON for docs/research/measurements.md.
 
 >>> print(markdown((Column("items"), Column("seconds", ".1f")), [["31,730", (2.41, 2.38, 2.5)], ["8,000", None]]))
 | items | seconds |
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 Cell = str | float | tuple[float, float, float] | None
-"""Words, a number, a median with the least and the greatest, or nothing"""
+"""text, a number, (median, minimum, maximum), or None for an empty cell"""
 
 
 class Column(NamedTuple):
@@ -32,11 +32,11 @@ class Column(NamedTuple):
 
     title: str
     form: str = ""
-    """how its numbers are written, as `format` takes it: ".2f"; none for words"""
+    """format of the numbers, for example ".2f"; empty for text"""
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table in Markdown; columns of numbers stand to the right."""
+    """Return a Markdown table; number columns are aligned right."""
     lines = [
         _line([column.title for column in columns]),
         _line(["---:" if column.form else "---" for column in columns]),
@@ -46,7 +46,7 @@ def markdown(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def written(cell: Cell, form: str) -> str:
-    """Return how a cell is written in its table."""
+    """Return the text of a cell."""
     if cell is None:
         return ""
     if isinstance(cell, str):
@@ -62,17 +62,17 @@ def _line(cells: Sequence[str]) -> str:
 
 
 class Results:
-    """The rows of a table, printed as they are measured and written to a file at the end, or at an interrupt.
+    """The rows of a table, printed as they are measured and written to a file at the end or on an interrupt.
 
         with Results((Column("row"), Column("seconds", ".2f")), threads=2, file=options.json) as results:
             results.add("ours", 1.23)
 
     Args:
-        columns: of the table.
-        threads: that were used.
-        file: where the JSON goes; None for nowhere.
-        device: what else computed, for example the name of a GPU.
-        more: further entries of the file, beside machine, columns and rows.
+        columns: Columns of the table.
+        threads: Number of threads in use.
+        file: Path of the JSON file; None writes no file.
+        device: Any other device that computes, for example the name of a GPU.
+        more: Further entries of the file, in addition to machine, columns and rows.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Results:
         return self
 
     def add(self, *cells: Cell) -> None:
-        """Print a row, one cell for each column."""
+        """Print a row with one cell per column."""
         row = list(cells)
         print(markdown(self.columns, [row]).splitlines()[-1], flush=True)
         self.rows.append(row)
@@ -111,12 +111,12 @@ class Results:
 
 
 def add_file_option(parser: argparse.ArgumentParser) -> None:
-    """Give a benchmark its option `--json`."""
-    parser.add_argument("--json", metavar="FILE", help="write the table with its machine to this file, too")
+    """Add the option `--json` to a benchmark."""
+    parser.add_argument("--json", metavar="FILE", help="also write the table and the machine to this file")
 
 
 def machine(threads: int, device: str | None = None) -> dict[str, str | int]:
-    """Return what the figures depend on: processor, its fast products, threads, versions, commit and date."""
+    """Return what the figures depend on: processor and its fast products, threads, versions, commit and date."""
     processor, flags = _processor()
     about: dict[str, str | int] = {
         "processor": processor,
@@ -141,12 +141,12 @@ def machine(threads: int, device: str | None = None) -> dict[str, str | int]:
 
 
 def threads_of(about: dict[str, str | int]) -> str:
-    """Return the threads that were used, in words."""
+    """Return the number of threads in words."""
     return "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
 
 
 def describe(about: dict[str, str | int], *, threads: bool = True) -> str:
-    """Return a machine in one sentence, with or without the threads that were used."""
+    """Return a machine in one sentence, with or without the number of threads."""
     day = datetime.date.fromisoformat(str(about["date"]))
     words = [f"{about['processor']} ({about['products']})", f"torch {about['torch']}", f"{day:%B %Y}"]
     if threads:
@@ -173,7 +173,7 @@ def _processor() -> tuple[str, frozenset[str]]:
 
 
 def _fast_products(flags: frozenset[str]) -> str:
-    """Return which products a processor multiplies faster than float32."""
+    """Return the types of products that a processor computes faster than float32."""
     has_bytes = bool(flags & {"avx512_vnni", "avx_vnni", "amx_int8"})
     has_bfloat16 = bool(flags & {"avx512_bf16", "amx_bf16"})
     vectors = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "instructions not known"
@@ -189,7 +189,7 @@ def _version_of(package: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit that is measured, with "-dirty" where package or benchmarks have uncommitted changes."""
+    """Return the measured commit, with "-dirty" if the package or the benchmarks have uncommitted changes."""
     commit = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--", "fewshot_callbacks", "benchmarks")
     return f"{commit or 'not known'}{'-dirty' if changed else ''}"

@@ -1,11 +1,11 @@
-"""Time evaluations, or searches of neighbours, of this checkout and of another one in turns: their ratio.
+"""Compare the time of evaluations, or of neighbour searches, in this checkout and in another one.
 
     git worktree add ../before 2adb7ee
     python benchmarks/against.py ../before --items 4000 8000 --dim 512 128
 
-Both evaluate the same items, one after the other, so that a busy machine slows both. The table shows the least processor
-seconds of each over all rounds, and the quotient; below 1 this checkout is the faster one. The values have to be equal; a
-line says where they are not.
+Both evaluate the same items in turns, so that a busy machine slows both. The table shows the minimum processor seconds of
+each checkout over all rounds, and the quotient; below 1 this checkout is faster. The values must be equal; each case whose
+values differ is printed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FORMS = ("one set", "two sets", "identities", "nearest", "near duplicates")
 
 
 def answer(checkout: Path) -> None:
-    """Read cases from standard input, one in a line, and print processor seconds and two values of each."""
-    package = importlib.import_module("fewshot_callbacks")  # of the checkout that PYTHONPATH names
+    """Read cases from standard input, one per line, and print the processor seconds and two values of each case."""
+    package = importlib.import_module("fewshot_callbacks")  # from the checkout in PYTHONPATH
     if not Path(package.__file__ or "").is_relative_to(checkout):
         raise SystemExit(f"{package.__file__} was imported, which is not in {checkout}.")
     held: tuple[Any, ...] = ((), None, None)
@@ -54,7 +54,7 @@ def answer(checkout: Path) -> None:
         _, embeddings, labels = held
         order = torch.randperm(items, generator=torch.Generator().manual_seed(0))
         one, other = order[: items // 2], order[items // 2 :]
-        # The sets are passed by position: checkouts may name these arguments differently.
+        # The sets are passed by position, because checkouts may name these arguments differently.
         sets: tuple[torch.Tensor, ...] = (embeddings, labels)
         ids: dict[str, Any] = {}
         if form == "two sets":
@@ -74,7 +74,7 @@ def answer(checkout: Path) -> None:
 
 
 def worker(checkout: Path) -> subprocess.Popen[str]:
-    """Start a process that answers with the package of a checkout."""
+    """Start a process that runs cases with the package of a checkout."""
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), "--answer", str(checkout)]
     return subprocess.Popen(
@@ -83,13 +83,13 @@ def worker(checkout: Path) -> subprocess.Popen[str]:
 
 
 def asked(process: subprocess.Popen[str], case: list[Any]) -> list[float]:
-    """Return what a process answers to a case."""
+    """Return the answer of a process to a case."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(json.dumps(case), file=process.stdin, flush=True)
     line = process.stdout.readline()
     if not line:
-        raise SystemExit("A process ended; its error stands above.")
+        raise SystemExit("A process ended. Its error is printed above.")
     found: list[float] = json.loads(line)
     return found
 
@@ -112,7 +112,7 @@ def main() -> None:
     if options.answer:
         return answer(options.checkout)
     if not (options.checkout / "fewshot_callbacks").is_dir():
-        parser.error(f"{options.checkout} is no checkout: it has no folder fewshot_callbacks.")
+        parser.error(f"{options.checkout} is not a checkout: it has no folder fewshot_callbacks.")
     processes = [worker(folder) for folder in (Path(__file__).resolve().parents[1], options.checkout.resolve())]
     cases = [
         [items, dim, difficulty, form, options.threads]

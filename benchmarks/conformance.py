@@ -1,12 +1,12 @@
-"""Ask libraries for the same small values, and say which of them agree with their documentation and with themselves.
+"""Compute the same small cases with several libraries, and check each library against its documentation and itself.
 
-    pip install -e ".[test-integrations,bench]"   # all libraries that are asked
-    python benchmarks/conformance.py              # prints the table; a library that is not installed has a line that says so
-    python benchmarks/conformance.py --write      # and puts it into docs/metrics/agreement.md, if all are installed
+    pip install -e ".[test-integrations,bench]"   # all libraries of the table
+    python benchmarks/conformance.py              # prints the table; libraries that are not installed are listed
+    python benchmarks/conformance.py --write      # writes it to docs/metrics/agreement.md, if all are installed
 
-The cases are data, `conformance.json`: embeddings that are small whole numbers, dot products as scores, exact fractions as
-values, and a sentence that derives them. A library is judged by its own rule, as its documentation states it. Two questions
-are asked of each: is the value that of the rule, and does it stay the same if the items come in another order or in other
+The cases are in `conformance.json`: embeddings are small integers, scores are dot products, values are exact fractions, and
+each case explains its values in one sentence. A library is judged by its own documented rule. There are two questions: does
+the library return the value of its rule, and does the value stay the same if the items come in another order or in other
 chunks, or if labels and ids have other names?
 """
 
@@ -42,7 +42,7 @@ CHUNKS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Case:
-    """Queries and a gallery, or one set whose items search all others, with the values that rules give."""
+    """Queries and a gallery, or one set in which every item is a query, with the value of each rule."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def scores(self) -> np.ndarray:
-        """The dot products of queries and gallery in float64, which holds them exactly."""
+        """The dot products of queries and gallery in float64, which represents them exactly."""
         return np.array(self.queries, dtype=np.float64) @ np.array(self.gallery, dtype=np.float64).T
 
     @property
@@ -69,22 +69,22 @@ class Case:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the gallery; without given ones, numbers."""
+        """The ids of the gallery; the row numbers if the case has no ids."""
         return self.gallery_ids or [f"item{number}" for number in range(len(self.gallery or []))]
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library: how it is asked, what it takes, and the rule of its documentation in each case.
+    """A library: how it is called, what it accepts, and its documented rule in each case.
 
     Attributes:
         name: Its name.
-        distribution: The name under which it is installed.
-        evaluate: Returns its value for a case, whose `chunk` is the size of the pieces.
-        takes: What it takes beside scores: `labels`, `ids`, `chunks`, `one set`.
-        rules: For each case the names of the values that the documentation allows, and where it says so. A rule that begins
-            with "nothing" is none: any order of equal scores is allowed then.
-        metrics: What it is asked for.
+        distribution: The name of the package that installs it.
+        evaluate: Returns its value for a case. The `chunk` of the case is the size of the chunks.
+        takes: What it accepts in addition to scores: `labels`, `ids`, `chunks`, `one set`.
+        rules: For each case, the names of the values that the documentation allows, and the source. A source that begins
+            with "nothing" means that the library has no rule: any order of equal scores is allowed.
+        metrics: The metrics that it computes.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a library answered in a case: its values, whether that is its rule, and what changes them."""
+    """The answer of a library in a case: its values, whether they follow its rule, and what changes them."""
 
     values: list[float | str]
     is_right: str  # "yes", "no" or "no rule"
@@ -114,11 +114,11 @@ def load_cases() -> list[Case]:
 
 
 def vectors(rows: Any) -> torch.Tensor:
-    """Return embeddings in float32, which holds all numbers of the cases."""
+    """Return embeddings in float32, which represents all numbers of the cases exactly."""
     return torch.tensor(rows, dtype=torch.float32)
 
 
-# Adapters: each asks one library as its documentation shows.
+# Adapters: each calls one library as its documentation shows.
 
 
 def ask_ours(case: Case) -> float:
@@ -141,7 +141,7 @@ def _evaluate_at_once(case: Case) -> float:
 
 
 def _evaluate_in_chunks(case: Case, size: int) -> float:
-    """Add queries and gallery to the metric class in pieces."""
+    """Add queries and gallery to the metric class in chunks."""
     metric = fewshot_callbacks.RetrievalEvaluation(**_our_settings(case))
     embeddings = vectors([*case.queries, *(case.gallery or [])])
     labels = torch.tensor([*case.query_labels, *case.gallery_labels])
@@ -330,20 +330,20 @@ LIBRARIES = [
 
 
 def rule_of(library: Library, case: Case) -> tuple[tuple[str, ...], str]:
-    """Return the values that the documentation of a library allows in a case, and where it says so."""
+    """Return the values that the documentation of a library allows in a case, and the source."""
     default = OVER_K if case.metric != "ap" else BY_RANK
     return library.rules.get(case.name, default)
 
 
 def applies(library: Library, case: Case) -> bool:
-    """Whether a case is about something that the library takes."""
+    """Whether the library accepts the input of a case."""
     if library.name in ("pytorch-metric-learning", "scikit-learn") and case.metric != "ap":
         return False  # they have no precision@5
     return case.reads == "scores" or case.reads in library.takes
 
 
 def variants(library: Library, case: Case) -> Iterator[tuple[str, Case]]:
-    """Yield the case in other orders, chunks and names, each with the word for what is changed."""
+    """Yield the case in other orders, chunks and names, each with the word for the change."""
     for order in orders(len(case.gallery if case.gallery is not None else case.queries)):
         yield "order", _in_order(case, order)
     if "chunks" in library.takes:
@@ -361,7 +361,7 @@ Variants = Callable[[Library, Any], Iterator[tuple[str, Any]]]
 
 
 def orders(items: int) -> list[tuple[int, ...]]:
-    """Return all orders of few items, and reversed and rotated ones of more."""
+    """Return all orders of a few items, or reversed and rotated orders of many items."""
     if items <= 4:
         return list(itertools.permutations(range(items)))
     places = tuple(range(items))
@@ -389,17 +389,17 @@ def _with_labels(case: Case, names: dict[int, int]) -> Case:
 
 
 def ask(library: Library, case: Case) -> float | str:
-    """Return the value of a library, or the kind of the error that it raises."""
+    """Return the value of a library, or the type of the error that it raises."""
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return library.evaluate(case)
-        except Exception as error:  # an answer, whatever it is
+        except Exception as error:  # any error is an answer
             return type(error).__name__
 
 
 def judge(library: Library, case: Case, changed: Variants = variants) -> Verdict:
-    """Ask a library for a case and all its variants."""
+    """Return the verdict on a library for a case and all its variants."""
     first = ask(library, case)
     values, changed_by = [first], []
     for what, variant in changed(library, case):
@@ -432,7 +432,7 @@ def installed(known: list[Library]) -> list[Library]:
 
 
 def version_of(library: Library) -> str:
-    """Return the version that is asked: of this package that of the checkout."""
+    """Return the version of a library; for this package, the version of the checkout."""
     return fewshot_callbacks.__version__ if library.name == "fewshot_callbacks" else version(library.distribution)
 
 
@@ -456,9 +456,9 @@ def fraction_of(value: float) -> str:
 def report(
     libraries: list[Library], cases: list[Any], known: list[Library], command: str, changed: Variants = variants
 ) -> str:
-    """Return the tables: both verdicts, the values that are no rule's or change, the rules, and the versions.
+    """Return the tables: both verdicts, the values that break a rule or change, the rules, and the versions.
 
-    A known library that is not among those that are asked has a line instead of a version.
+    A known library that was not called is listed as not installed.
     """
     verdicts = {
         (library.name, case.name): judge(library, case, changed)
@@ -495,7 +495,7 @@ def report(
 
 
 def write_page(table: str, marks: tuple[str, str]) -> None:
-    """Put the table between its marks in docs/metrics/agreement.md."""
+    """Write the table between its marks in docs/metrics/agreement.md."""
     begin, end = marks
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(begin)
@@ -511,15 +511,15 @@ def run(
     marks: tuple[str, str],
     changed: Variants = variants,
 ) -> None:
-    """Print the tables, and put them into the page if that is asked for."""
+    """Print the tables, and write them to the page with `--write`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/metrics/agreement.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/metrics/agreement.md")
     options = parser.parse_args()
     libraries = installed(known)
     missing = [library.distribution for library in known if library not in libraries]
     if missing and options.write:
         parser.error(
-            f"docs/metrics/agreement.md is of all libraries. Run pip install {' '.join(missing)}, or leave --write out."
+            f"docs/metrics/agreement.md covers all libraries. Run pip install {' '.join(missing)}, or leave --write out."
         )
     table = report(libraries, cases, known, command, changed)
     print(table)

@@ -1,11 +1,11 @@
-"""How often the open interval of few-shot accuracy holds the accuracy on all classes, over fresh sets of classes.
+"""How often the open interval of few-shot accuracy covers the accuracy on all classes, over fresh sets of classes.
 
     python benchmarks/episode_coverage.py [--sets 200] [--classes 8 10 20 50 100 160]
 
-A class has a centre and a spread of its own, both at random, and 40 images. A test set is some classes with 600 episodes,
-5-way with 15 queries; the truth is the mean over 40,000 episodes of 3,000 classes. Printed are the share of the sets whose
-open interval holds it, the same of the closed one (mean ± 1.96 standard errors over episodes), and how many times wider
-the open one is. In the last column two models, one with noise added to its embeddings, are compared.
+Each class has a random centre, a random spread and 40 images. A test set is a number of classes with 600 episodes, 5-way
+with 15 queries; the true accuracy is the mean over 40,000 episodes of 3,000 classes. The table shows the coverage of the
+open interval, the coverage of the closed interval (mean ± 1.96 standard errors over episodes), and how many times wider the
+open interval is. The last column compares two models, one with noise added to its embeddings.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fewshot_callbacks.functional import EpisodeAccuracy, sample_episodes, summa
 
 WAYS, QUERIES, IMAGES, DIM = 5, 15, 40, 16
 REGIMES = ((1, 1.0), (5, 0.7), (5, 1.3))
-"""shots, and how far the centres lie apart"""
+"""shots, and the distance between the centres"""
 
 
 def drawn(classes: int, apart: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Images of two models, and their classes."""
+    """Embeddings of the same images by two models, and their classes."""
     centre = apart * torch.randn(classes, 1, DIM, generator=generator)
     spread = 0.9 * torch.exp(0.4 * torch.randn(classes, 1, 1, generator=generator))
     images = (centre + spread * torch.randn(classes, IMAGES, DIM, generator=generator)).flatten(0, 1)
@@ -32,7 +32,7 @@ def drawn(classes: int, apart: float, generator: torch.Generator) -> tuple[Tenso
 
 
 def accuracy(images: Tensor, labels: Tensor, shots: int, episodes: int, seed: int) -> EpisodeAccuracy:
-    """Nearest mean of the support."""
+    """Classify by the nearest support mean."""
     chosen = sample_episodes(labels, ways=WAYS, shots=shots, queries=QUERIES, episodes=episodes, seed=seed)
     each = images[chosen.indices]
     nearest = torch.cdist(each[:, :, shots:].flatten(1, 2), each[:, :, :shots].mean(dim=2)).argmin(dim=2)

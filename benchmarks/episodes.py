@@ -1,16 +1,16 @@
-"""Episodes per second of training and of evaluation, beside easyfsl, and what the monitors of a step add to it.
+"""Episodes per second in training and evaluation, compared with easyfsl, and the cost of monitors per training step.
 
     python benchmarks/episodes.py                               # easyfsl's columns need: pip install easyfsl
-    python benchmarks/episodes.py --sizes 32 --repeats 3        # small images alone, three turns
+    python benchmarks/episodes.py --sizes 32 --repeats 3        # only small images, three turns
     python benchmarks/episodes.py --monitors
 
-One run side by side: blocks of ours and of theirs take turns, on the same glyphs (in memory, not augmented), with a Conv4
-of the same layers. Ratios are medians over the turns. "easyfsl with our Conv4" gives easyfsl our module, whose convolutions
-run with the channels last in memory: what remains is the way the episodes are drawn, collated, embedded and scored.
+Both libraries take turns in one run, on the same glyphs (in memory, not augmented), with a Conv4 of the same layers. Ratios
+are medians over the turns. "easyfsl with our Conv4" runs easyfsl with our module, which stores its channels last in memory:
+the remaining difference is how episodes are drawn, collated, embedded and scored.
 
-Ours trains in a Lightning Trainer; theirs in the plain loop of their tutorial. Evaluation: 600 episodes, ours with the
-Trainer too. With `--monitors` another table shows what monitors add to a step: every second step of one 5-way 5-shot
-training is measured, and the time in their hooks taken.
+Our training runs in a Lightning Trainer, easyfsl's in the plain loop of its tutorial. The evaluation has 600 episodes; ours
+also uses the Trainer. `--monitors` prints another table, with the cost of monitors per step: monitors measure every second
+step of one 5-way 5-shot training run, and the time in their hooks is recorded.
 """
 
 import argparse
@@ -59,7 +59,7 @@ MONITOR_COLUMNS = (
 
 
 class Images(Dataset):
-    """Images in memory, one at a time as easyfsl wants them, or a whole batch as ours does."""
+    """Images in memory, one at a time for easyfsl, or a whole batch at once for our loaders."""
 
     def __init__(self, glyphs: Glyphs, size: int) -> None:
         images = glyphs.images.float().div(255)
@@ -94,7 +94,7 @@ class OneByOne(Dataset):
 
 
 def plain_conv4() -> nn.Module:
-    """The same layers, as they are usually written down."""
+    """The same layers, written in the usual way."""
 
     def block(channels: int) -> list[nn.Module]:
         convolution = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
@@ -137,9 +137,9 @@ def our_evaluation(data: Images, shots: int, episodes: int) -> Callable[[], None
 
 
 def their_loader(data: Images, shots: int, episodes: int) -> DataLoader:
-    from easyfsl.samplers import TaskSampler  # noqa: PLC0415 - a peer that need not be there
+    from easyfsl.samplers import TaskSampler  # noqa: PLC0415 - an optional peer
 
-    # easyfsl 1.5.0 passes Sampler an argument that torch has dropped since; without this it does not start.
+    # easyfsl 1.5.0 passes Sampler an argument that torch has since removed; without this line it does not start.
     torch.utils.data.Sampler.__init__ = lambda self, data_source=None: None
     images = OneByOne(data)
     sampler = TaskSampler(images, n_way=5, n_shot=shots, n_query=QUERIES, n_tasks=episodes)
@@ -173,7 +173,7 @@ def their_evaluation(data: Images, shots: int, episodes: int, backbone: nn.Modul
 
 
 def take_turns(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each, measured in turns; the first turn warms up and does not count."""
+    """Return the seconds of each, measured in turns; the first turn is a warm-up and is dropped."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
@@ -188,7 +188,7 @@ HOOKS = ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end
 
 
 class StepTimer(Callback):
-    """Seconds of each step, and of them what a monitor spent in its own hooks."""
+    """Records the seconds of each step, and the part that a monitor spent in its own hooks."""
 
     def __init__(self, monitor: Callback) -> None:
         self.starts: list[float] = []
@@ -210,10 +210,10 @@ class StepTimer(Callback):
 
 
 def cost_of(monitor: Callback, data: Images, steps: int) -> float:
-    """What a measured step costs beyond a step, in steps, on the CPU, where no work is left behind for later.
+    """Return the extra cost of a measured step, in steps, on the CPU, which runs no work asynchronously.
 
-    Every second step is measured. Comparing its length with that of its neighbours would give the same, under a noise of
-    two percent on a shared machine.
+    Every second step is measured. A comparison with the length of the neighbouring steps would give the same cost, but
+    with 2 % of noise on a shared machine.
     """
     seed_everything(0, verbose=False)
     timer = StepTimer(monitor)
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="training steps for the cost of a monitor")
     parser.add_argument("--sizes", type=int, nargs="*", default=[32, 84], help="height and width of the images")
     parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
-    parser.add_argument("--monitors", action="store_true", help="what monitors add to a step, instead of episodes")
+    parser.add_argument("--monitors", action="store_true", help="measure the cost of monitors instead of episodes")
     add_file_option(parser)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -248,7 +248,7 @@ def main() -> None:
 
 
 def measure_episodes(results: Results, options: argparse.Namespace) -> None:
-    """Add a line for each kind of episodes."""
+    """Add a row for each kind of episode."""
     backbones = peers()
     splits = {"training": Glyphs("train"), "evaluation": Glyphs("test")}
     for kind, glyphs in splits.items():
@@ -268,15 +268,15 @@ def measure_episodes(results: Results, options: argparse.Namespace) -> None:
 
 
 def peers() -> dict[str, Callable[[], nn.Module]]:
-    """Return the networks of easyfsl; none if it is not installed."""
+    """Return the networks of easyfsl; empty if it is not installed."""
     if importlib.util.find_spec("easyfsl") is None:
-        print("easyfsl is not installed, so ours stands alone: pip install easyfsl", file=sys.stderr)
+        print("easyfsl is not installed, so only our figures are shown: pip install easyfsl", file=sys.stderr)
         return {}
     return {"easyfsl": plain_conv4, "easyfsl, our Conv4": lambda: Conv4(1)}
 
 
 def rates(seconds: dict[str, list[float]], episodes: int) -> list[Cell]:
-    """Return the episodes a second of ours, and for each peer its own and the quotient."""
+    """Return our episodes per second, and for each peer its episodes per second and the quotient."""
     cells: list[Cell] = [episodes / statistics.median(seconds["ours"])]
     for name, theirs in seconds.items():
         if name == "ours":
@@ -287,7 +287,7 @@ def rates(seconds: dict[str, list[float]], episodes: int) -> list[Cell]:
 
 
 def measure_monitors(results: Results, options: argparse.Namespace) -> None:
-    """Add a line for each size and monitor."""
+    """Add a row for each size and monitor."""
     train = Glyphs("train")
     for size in options.sizes:
         images = Images(train, size)

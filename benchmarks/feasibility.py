@@ -1,11 +1,11 @@
-"""What J and an exact mAP ask of a machine: operations and memory, and by calculation what they ask of a free Colab.
+"""The operations and memory that J and an exact mAP need, measured here and calculated for a free Colab machine.
 
     python benchmarks/feasibility.py
 
-It prints the figures of docs/research/feasibility.md that need no long run: the floating-point operations of J of one
-batch, by a formula and counted while it runs, its time beside that of the scatter matrices of d x d, the operations and
-the memory of two evaluations, what the whole matrix of similarities takes if it is sorted at once (measured, per pair),
-and what a T4 and its link would need at their peak rates. Runs of the two evaluations: benchmarks/retrieval.py.
+It prints the figures of docs/research/feasibility.md that need no long run: the floating-point operations of J for one
+batch, by a formula and counted while it runs; the time of J compared with the d x d scatter matrices; the operations and the
+memory of two evaluations; the memory per pair of sorting the whole similarity matrix at once (measured); and the time on
+a T4 and its link at their peak rates. benchmarks/retrieval.py runs the two evaluations.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T4_OPERATIONS = 8.1e12
 T4_LINK = 15.75e9
 """bytes a second in one direction of PCI Express 3.0 with 16 lanes, the T4's link, before any protocol"""
 COLAB_MEMORY = 12e9
-"""bytes of main memory, as the source of docs/research/feasibility.md has it"""
+"""bytes of main memory, from the source given in docs/research/feasibility.md"""
 
 SCENARIOS = {"A": 158_652, "B": 31_730}
 
@@ -52,18 +52,17 @@ MOVES = frozenset({
     "ones_like", "permute", "select", "slice", "sort", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
     "zero_", "zeros", "zeros_like",
 })  # fmt: skip
-"""What moves numbers, compares them or makes constants, and computes nothing."""
+"""Operations that only move or compare numbers, or create constants."""
 
 
 class CountOperations(TorchDispatchMode):
-    """Counts the floating-point operations inside the `with`: those of PyTorch, and those of the compiled kernel of J.
+    """Counts the floating-point operations inside the `with`, both in PyTorch and in the compiled kernel of J.
 
-    Of PyTorch, one for each element of the result; for a sum, a mean or an `index_add_`, one for each element that is
-    added; two for each multiply-add of a matrix product, and for each element of a length. Anything but arithmetic is not
-    counted.
+    A PyTorch operation counts one per element of the result. A sum, a mean or an `index_add_` counts one per added element.
+    A matrix product counts two per multiply-add, and a norm two per element. Only arithmetic is counted.
 
-    PyTorch does not see inside a compiled kernel. Its source is therefore run uncompiled, on numbers that count each
-    addition, subtraction, multiplication, division and power of theirs; comparisons and indices are not counted.
+    PyTorch does not see inside a compiled kernel. The source of the kernel therefore runs uncompiled, on numbers that count
+    each addition, subtraction, multiplication, division and power; comparisons and indices are not counted.
     """
 
     def __init__(self) -> None:
@@ -98,7 +97,7 @@ class CountOperations(TorchDispatchMode):
 
 
 def uncompiled(kernels: ModuleType, counter: CountOperations) -> ModuleType:
-    """Return the module anew, without numba, whose float64 numbers count what is done with them."""
+    """Return a fresh copy of the module without numba, in which float64 numbers count their operations."""
     assert kernels.__spec__ is not None
     spec = importlib.util.spec_from_file_location("uncompiled_kernels", kernels.__spec__.origin)
     assert spec is not None
@@ -114,7 +113,7 @@ def uncompiled(kernels: ModuleType, counter: CountOperations) -> ModuleType:
 
 
 class CountingNumpy:
-    """NumPy, but for float64: numbers and arrays of them count."""
+    """NumPy, except that float64 numbers and arrays count their operations."""
 
     def __init__(self, counter: CountOperations) -> None:
         self.float64 = counting_float(counter)
@@ -124,12 +123,12 @@ class CountingNumpy:
 
     def zeros(self, shape: int | tuple[int, ...]) -> Any:
         array = np.empty(shape, dtype=object)
-        array.fill(self.float64(0.0))  # `np.full` would make plain numbers of them
+        array.fill(self.float64(0.0))  # `np.full` would convert them to plain numbers
         return array
 
 
 def counting_float(counter: CountOperations) -> type[float]:
-    """Return a type of numbers that add one to the counter with each operation, whose result is of this type, too."""
+    """Return a number type that adds one to the counter with each operation; the results have this type, too."""
 
     def counted(name: str) -> Callable[..., float]:
         plain = getattr(float, name)
@@ -150,23 +149,24 @@ def counting_float(counter: CountOperations) -> type[float]:
 
 
 def operations_of_j(items: int, dim: int, classes: int, alone: int = 0) -> int:
-    """Return the floating-point operations of J and the variance ratio of a batch, which one kernel computes together.
+    """Return the floating-point operations of J and the variance ratio of a batch; one kernel computes both.
 
-    For each component of each item: two for the mean of its class, four for the scatter within. For each component of a
-    class: one for its mean (unless it has a single item), and for the scatter between five for the centre and eight for
-    the distance to it. The rest does not grow with the dimension: three for each item, one for each class, eleven in all.
+    Each component of each item takes two operations for the mean of its class and four for the scatter within. Each
+    component of a class takes one for its mean (unless it has a single item), and for the scatter between it takes five for
+    the centre and eight for the distance to it. The rest does not grow with the dimension: three operations per item, one
+    per class, and eleven in total.
 
     Args:
-        items: Items of the batch.
-        dim: Their dimension.
-        classes: Classes of the batch.
-        alone: Classes that have a single item.
+        items: Number of items in the batch.
+        dim: Dimension of the embeddings.
+        classes: Number of classes in the batch.
+        alone: Number of classes with a single item.
     """
     return 6 * items * dim + (14 * classes - alone) * dim + 3 * items + classes + 11
 
 
 def by_scatter_matrices(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """J as the ratio of the traces of both scatter matrices, which are made: O(B d^2)."""
+    """Return J as the ratio of the traces of both scatter matrices, which are computed in full: O(B d^2)."""
     centre = embeddings.mean(dim=0)
     within = between = embeddings.new_zeros(embeddings.shape[1], embeddings.shape[1])
     for label in labels.unique():
@@ -178,7 +178,7 @@ def by_scatter_matrices(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 def whole_matrix(embeddings: Tensor, labels: Tensor) -> float:
-    """The mAP by the matrix of all similarities at once: sort it, map the relevance, add up the precision."""
+    """Return the mAP from the full similarity matrix: sort it, look up the relevance, add up the precision."""
     scores = embeddings @ embeddings.T
     scores.fill_diagonal_(-math.inf)
     ranking = scores.argsort(dim=1, descending=True)
@@ -198,16 +198,16 @@ def processor_seconds(run: Callable[[], object], repeats: int = 50) -> float:
 
 
 class Plain(Tensor):
-    """A tensor of no known kind."""
+    """A tensor of an unknown kind."""
 
 
 def batch_table(batch: int, dim: int) -> str:
     embeddings = torch.randn(batch, dim, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(batch) % max(batch // 4, 1)  # four items of a class
+    labels = torch.arange(batch) % max(batch // 4, 1)  # four items per class
     classes = int(labels.max()) + 1
 
     def by_pytorch(embeddings: Tensor, labels: Tensor) -> Tensor:
-        return discriminant_ratio(embeddings.as_subclass(Plain), labels)  # which the compiled kernel leaves to PyTorch
+        return discriminant_ratio(embeddings.as_subclass(Plain), labels)  # the compiled kernel leaves these to PyTorch
 
     rows = []
     ways = {

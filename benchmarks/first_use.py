@@ -1,10 +1,9 @@
-"""How long the first evaluation takes while its loops are compiled, and the first one of a later process, which reads them.
+"""Time the first evaluation on a machine, which compiles kernels, and the first one of a later process, which loads them.
 
     python benchmarks/first_use.py [--rounds 3]
 
-Each evaluation, of 600 items of 64 numbers, is the first of a process of its own. An empty folder of compiled loops is given
-to it, or the folder that the process before has filled. Printed are seconds by the clock, without the imports: medians and
-ranges.
+Each evaluation of 600 64-dimensional items is the first in its own process. The process gets an empty kernel cache, or the
+cache that the previous process has filled. The table shows wall-clock seconds without the imports: medians and ranges.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ print(time.perf_counter() - started)
 
 
 def seconds(folder: Path, threads: int) -> float:
-    """Return what the first evaluation of a new process takes, with the compiled loops of a folder."""
+    """Return the seconds of the first evaluation in a new process, with the kernel cache of a folder."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder), "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True, check=True

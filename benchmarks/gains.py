@@ -1,9 +1,9 @@
-"""Time what `RetrievalMonitor(compare=...)` adds to an evaluation: digests of ids, the gain, and its part of a checkpoint.
+"""Time what `RetrievalMonitor(compare=...)` adds to an evaluation: id digests, the gain, and the checkpoint entry.
 
     python benchmarks/gains.py                                  # 8,000 and 31,730 embeddings with 512 dimensions
     python benchmarks/gains.py --items 1000000 --dim 16 --queries 1000 --difficulty random   # ids of a million gallery items
 
-Each row compares the evaluation with what is added to it, in processor seconds: the least of the rounds, in turns.
+Each row compares the evaluation with the added work, in processor seconds: the minimum over rounds in turns.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, nargs="+", default=[8_000, 31_730])
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--difficulty", choices=DIFFICULTIES, default="middling", help="of the embeddings")
-    parser.add_argument("--queries", type=int, default=None, help="queries drawn from the items; by default all")
+    parser.add_argument("--queries", type=int, default=None, help="queries drawn from the items (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
     add_file_option(parser)
     options = parser.parse_args()

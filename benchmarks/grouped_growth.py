@@ -1,15 +1,15 @@
-"""How the cost of Grouped Recall grows with the items, and with the size of the groups.
+"""How the cost of Grouped Recall grows with the number of items and with the size of the groups.
 
     python benchmarks/grouped_growth.py --threads 1
 
 Zhdanov and Karpukhin, who propose the metric, count n log(n / r) operations for r groups, with a search tree in each group.
-`grouped_recall` compares all pairs inside the groups instead, n^2 / r of them: linear in n, too, where groups have a
-fixed size, but linear in the size of the groups where a tree's cost grows with its logarithm.
+`grouped_recall` instead compares all n^2 / r pairs inside the groups. For groups of a fixed size this is also linear in n,
+but it is linear in the group size, and the cost of a tree is logarithmic in it.
 
-Times are processor seconds, so that a busy machine moves them little; all sizes take turns in one process. A line belongs to
-one of three kinds of growth: more items in groups of a fixed size, more items in one group of all classes (which is plain
-Recall@1), and larger groups of the same items. Its last three columns are multiples of the first line of its kind; that
-of the times is the median over rounds of the ratio in the same round, with the least and the greatest.
+Times are processor seconds, so that a busy machine affects them little; all sizes take turns in one process. Each row is
+about one of three kinds of growth: more items in groups of a fixed size, more items in one group of all classes (plain
+Recall@1), or larger groups of the same items. The last three columns are multiples of the first row of the same kind. The
+multiple of the times is the median over rounds of the ratio within a round, with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def processor_seconds(run: Callable[[], object]) -> float:
 
 
 def growth(sets: Mapping[int, tuple[Tensor, Tensor]], sizes: Sequence[Size], rounds: int) -> dict[Size, list[float]]:
-    """Processor seconds of each size in each round; the sizes take turns."""
+    """Return the processor seconds of each size in each round; the sizes take turns."""
     taken: dict[Size, list[float]] = {size: [] for size in sizes}
-    for number in range(-1, rounds):  # the first round warms up and is dropped
+    for number in range(-1, rounds):  # the first round is a warm-up and is dropped
         for size in sizes:
             embeddings, labels = sets[size.items]
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # one group, which is plain recall, has no interval
+                warnings.simplefilter("ignore")  # one group is plain recall and has no interval
                 spent = processor_seconds(lambda: grouped_recall(embeddings, labels, label_groups=size.group_size))  # noqa: B023 - called at once
             if number >= 0:
                 taken[size].append(spent)
@@ -90,7 +90,7 @@ def growth(sets: Mapping[int, tuple[Tensor, Tensor]], sizes: Sequence[Size], rou
 
 
 def lines(what: str, taken: Mapping[Size, Sequence[float]]) -> Iterator[tuple[Cell, ...]]:
-    """Yield the lines of one kind of growth; the last three cells are multiples of the first line."""
+    """Yield the rows of one kind of growth; the last three cells are multiples of the first row."""
     first = next(iter(taken))
     for size, spent in taken.items():
         ratios = [mine / base for mine, base in zip(spent, taken[first], strict=True)]

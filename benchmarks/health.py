@@ -1,9 +1,9 @@
-"""What the health of an embedding costs beside a validation, and a batch in training.
+"""The cost of embedding health after a validation and for a training batch.
 
     python benchmarks/health.py [--items 31730] [--dim 512] [--turns 3] [--json FILE]
 
-Processor seconds of one thread, medians over turns with the least and the greatest, and shares of `evaluate_retrieval` of
-the same items in the same process.
+The table shows processor seconds of one thread, as medians over turns with minimum and maximum, and as fractions of
+`evaluate_retrieval` on the same items in the same process.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    """Measure in turns, and print."""
+    """Measure in turns, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--items", type=int, default=31_730)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--turns", type=int, default=3)
     add_file_option(parser)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # others wait in loops, which counts as work
+    torch.set_num_threads(1)  # other threads spin while they wait, which counts as processor time
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(options.items) // 6
     centres = torch.randn(int(labels[-1]) + 1, options.dim, generator=generator)

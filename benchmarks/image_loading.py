@@ -1,12 +1,12 @@
-"""How long a training waits for its images, beside its steps.
+"""How long training waits for images, compared with the time of its steps.
 
     python benchmarks/image_loading.py
     python benchmarks/image_loading.py --images 1100 --episodes 20
 
-A folder of small PNG files is drawn, and a ProtoNet (Conv4, 20-way 1-shot episodes with 5 queries) is trained on it with
-`ImageFolder`, images loaded in the training process unless `--workers` says otherwise. Lightning's profiler gives
-the seconds that the loop waits for a batch and those of a step. Figures are medians over the steps of an epoch; of the later
-epochs, in which nothing is read or decoded, their median with the least and the greatest epoch.
+The benchmark draws a folder of small PNG files and trains a ProtoNet (Conv4, 20-way 1-shot episodes with 5 queries) on it
+with `ImageFolder`. The training process loads the images unless you pass `--workers`. Lightning's profiler measures how long
+the loop waits for a batch, and how long a step takes. Figures are medians over the steps of an epoch. The later epochs, in
+which nothing is read or decoded, are summarised by their median, minimum and maximum.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 def draw_folder(root: Path, images: int, per_class: int, side: int) -> None:
-    """Draw classes of ellipses on a coloured ground, in folders as `ImageFolder` reads them."""
+    """Draw classes of ellipses on a coloured background, in the folder layout that `ImageFolder` reads."""
     random = np.random.default_rng(0)
     for number in range(images):
         image = Image.new("RGB", (side, side), tuple(random.integers(256, size=3)))
@@ -60,7 +60,7 @@ def draw_folder(root: Path, images: int, per_class: int, side: int) -> None:
 
 
 def waiting_and_steps(root: Path, options: argparse.Namespace) -> list[tuple[float, float]]:
-    """Return for each epoch the median seconds that the loop waits for a batch, and those of a step."""
+    """Return for each epoch the median seconds that the loop waits for a batch, and the median seconds of a step."""
     seed_everything(0, verbose=False)
     data = FewShotDataModule(
         ImageFolder(root, transform=PhotoTransform(options.side), val_folder=None),

@@ -1,11 +1,11 @@
-"""Time `ExactRetrievalEvaluator` beside `InformationRetrievalEvaluator` of sentence-transformers, without an encoder.
+"""Compare the time of `ExactRetrievalEvaluator` and sentence-transformers' `InformationRetrievalEvaluator`, without encoder.
 
-    python benchmarks/information_retrieval.py                     # the size of MS MARCO's dev queries, 100,000 documents
+    python benchmarks/information_retrieval.py                     # as many queries as MS MARCO dev, 100,000 documents
     python benchmarks/information_retrieval.py --queries 500 --documents 20000
 
-Queries and documents are random unit vectors; each query has one relevant document, its vector plus noise. Each evaluator
-runs in a process of its own, in turns, so that its peak of memory is its own. Printed are medians with the least and the
-greatest over the turns, and how far the values are from those of ours.
+Queries and documents are random unit vectors; each query has one relevant document, its vector plus noise. The evaluators
+take turns, each in its own process, so that the peak memory is separate. The table shows medians with minimum and maximum
+over the turns, and the largest difference from our values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 class Vectors:
-    """A model whose texts are the numbers of rows, so that encoding takes no time."""
+    """A model that takes row numbers as texts, so that encoding takes no time."""
 
     similarity_fn_name = "cosine"
     model_card_data = type("Card", (), {"set_evaluation_metrics": lambda *_: None})()
@@ -63,10 +63,10 @@ class Vectors:
 
 
 def measure(evaluator: str, queries: int, documents: int, dim: int) -> None:
-    """Print seconds, processor seconds, the peak of memory beyond the embeddings in MB, and the values."""
+    """Print seconds, processor seconds, the peak memory beyond the embeddings in MB, and the values."""
     kind = EVALUATORS[evaluator]
     small = {number: number for number in range(300)}
-    # compiles loops, and measures the products of the processor
+    # compiles kernels, and measures the matrix products of the processor
     kind(small, small, {number: {number} for number in small})(Vectors(300, 300, dim))
     model = Vectors(queries, documents, dim)
     texts = {number: number for number in range(documents)}

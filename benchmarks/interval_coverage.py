@@ -1,23 +1,24 @@
-"""How often the 95 % intervals of reports hold the truth, on sets that are drawn from a population of classes.
+"""How often the 95 % intervals of reports cover the true value, on sets drawn from a population of classes.
 
     python benchmarks/interval_coverage.py [--quick] [--sets 2000] [--all | --long-tailed | --embeddings]
 
-Classes differ: the true recall of each is drawn from a Beta distribution whose mean is the truth, with alpha + beta = 5
-(some classes are far worse than others) or 50 (all are much alike), or is the truth itself. Queries are drawn from their
-class. A set has 2 to 200 classes of 10 to 100 queries, all of one size or of sizes that vary by a factor of two or so; a
-group of Grouped Recall is 5 such classes of 8 queries. For differences a second model errs on queries of its own, or on
-many of those of the first. The intervals of all sets of a regime are computed at once, and those of the first of them also
-by the functions that reports use: they must agree. The values of Recall@K are drawn directly, since in a set of embeddings
-the truth itself would have to be estimated; `--embeddings` does that for one population. `--long-tailed` draws classes of
-very different sizes, whose size decides how difficult they are: there, intervals of means over queries are too short.
+Classes differ: the true recall of a class is drawn from a Beta distribution around the true mean, with alpha + beta = 5
+(some classes are far worse than others) or 50 (all classes are similar), or it equals the true mean. Queries are drawn from
+their class. A set has 2 to 200 classes of 10 to 100 queries; the sizes are equal or vary by a factor of about two. A group
+of Grouped Recall is 5 such classes of 8 queries. For differences, a second model errs on its own queries, or on many of the
+queries that the first model misses. The intervals of all sets of a regime are computed at once, and the first intervals are
+also computed by the functions that reports use: the two must agree. The values of Recall@K are drawn directly, because the
+true value of a set of embeddings would have to be estimated; `--embeddings` does that for one population. `--long-tailed`
+draws classes of very different sizes, and the size decides how difficult a class is: intervals of means over queries are
+too narrow there.
 
-Printed are the share of the sets whose interval holds the truth (in brackets: of the normal interval, mean ± 1.96 standard
-errors), and how many of the regimes lie inside, below and above 93 to 97 %. Where every class of
-a set is perfect with a probability of more than 3 %, a share near 95 % is no question of the interval: either all of these
-sets hold the truth, or none. Such regimes are marked with * and counted by themselves.
+The tables show the coverage (in brackets: the coverage of the normal interval, mean ± 1.96 standard errors), and how many
+regimes are inside, below and above 93 to 97 %. If every class of a set is perfect with a probability of more than 3 %, no
+interval can have a coverage near 95 %: either all of these sets cover the true value, or none does. Such regimes are marked
+with * and counted separately.
 
-The intervals are those of MacKinnon and White (1985), Satterthwaite (1946), Gaffke (2005), Hall (1992) and Zou and Donner
-(2008), as the head of fewshot_callbacks/functional/statistics.py says.
+The intervals follow MacKinnon and White (1985), Satterthwaite (1946), Gaffke (2005), Hall (1992) and Zou and Donner (2008);
+see the module docstring of fewshot_callbacks/functional/statistics.py.
 """
 
 from __future__ import annotations
@@ -64,27 +65,27 @@ Ends = tuple[Row, Row]
 
 @dataclass(frozen=True)
 class Regime:
-    """Where the sets of one line come from."""
+    """The population that the sets of one row are drawn from."""
 
     truth: float
     units: int
     """classes, or groups of classes"""
     spread: float
-    """alpha + beta of the true recalls; infinite where all classes are alike"""
+    """alpha + beta of the true recalls; infinite if all classes are equal"""
     queries: int
-    """of a class, on average"""
+    """mean number of queries per class"""
     unequal: bool = False
 
 
 @dataclass
 class Count:
-    """What became of one kind of interval in one regime."""
+    """The coverage of one kind of interval in one regime."""
 
     share: float
-    """of the sets whose interval holds the truth"""
+    """fraction of sets with an interval that covers the true value"""
     share_of_normal: float
     perfect: float
-    """share of the sets all of whose classes have the same value, so that the data say nothing of their spread"""
+    """fraction of sets in which all classes have the same value, so that the spread cannot be estimated"""
 
     @property
     def is_degenerate(self) -> bool:
@@ -96,16 +97,16 @@ class Draw(NamedTuple):
 
     intervals: Ends
     normal: Ends
-    """mean ± 1.96 standard errors, beside which ours is judged"""
+    """mean ± 1.96 standard errors, for comparison"""
     truth: float
     perfect: NDArray[np.bool_]
     one: Callable[[int], Interval]
-    """the interval of one of the sets, by the function that reports use"""
+    """the interval of one set, by the function that reports use"""
 
 
 @dataclass
 class Kind:
-    """One kind of interval, and what was counted of it."""
+    """One kind of interval, and its coverage in each regime."""
 
     name: str
     draw: Callable[[Regime, int, np.random.Generator], Draw]
@@ -126,7 +127,7 @@ class Kind:
 
 # ---------------------------------------------- the intervals of functional/statistics.py, of many sets (rows) at a time
 def jackknife(means: Rows, sizes: Sizes) -> tuple[Ends, Ends]:
-    """Mean and standard error, degrees of freedom and skewness, of each row."""
+    """Return mean, standard error, degrees of freedom and skewness of each row."""
     units, shares = means.shape[1], sizes / sizes.sum(axis=1, keepdims=True)
     mean = (sizes * means).sum(axis=1) / sizes.sum(axis=1)
     moves = shares * (means - mean[:, None]) / (1 - shares)
@@ -180,7 +181,7 @@ def of_independent(first: Row, interval: Ends, second: Row, other: Ends) -> Ends
 
 
 def normal(means: Rows, sizes: Sizes) -> Ends:
-    """Mean ± 1.96 standard errors of a ratio of two sums over clusters (Liang and Zeger, 1986)."""
+    """Return the mean ± 1.96 standard errors of a ratio of two sums over clusters (Liang and Zeger, 1986)."""
     mean, units = (sizes * means).sum(axis=1) / sizes.sum(axis=1), means.shape[1]
     residuals = sizes * (means - mean[:, None])
     error = np.sqrt(units / (units - 1) * (residuals**2).sum(axis=1)) / sizes.sum(axis=1)
@@ -189,7 +190,7 @@ def normal(means: Rows, sizes: Sizes) -> Ends:
 
 # ------------------------------------------------------------------------------------------------------------- the sets
 def sizes_of(regime: Regime, sets: int, rng: np.random.Generator) -> Sizes:
-    """How many queries each class has."""
+    """Return the number of queries of each class."""
     if not regime.unequal:
         return np.full((sets, regime.units), regime.queries)
     sizes = regime.queries * np.exp(0.8 * rng.normal(size=(sets, regime.units)) - 0.32)
@@ -197,7 +198,7 @@ def sizes_of(regime: Regime, sets: int, rng: np.random.Generator) -> Sizes:
 
 
 def recalls(truth: float, spread: float, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The true recall of each class, given the share of classes that are worse."""
+    """Return the true recall of each class, given the fraction of classes that are worse."""
     if np.isinf(spread):
         return np.full(positions.shape, truth)
     quantiles = np.linspace(-8, 8, 20_001)  # of the normal distribution: dense at both ends of [0, 1]
@@ -206,7 +207,7 @@ def recalls(truth: float, spread: float, positions: NDArray[np.float64]) -> NDAr
 
 
 def worse(truth: float) -> float:
-    """What the second model, or the second set, has: twice the errors."""
+    """Return the regime of the second model or second set: twice the errors."""
     return 2 * truth - 1 if truth > 0.5 else 0.4
 
 
@@ -215,7 +216,7 @@ def all_equal(means: Rows) -> NDArray[np.bool_]:
 
 
 def queries_of(hits: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A value of each query of one set, and its class."""
+    """The value and the class of each query of one set."""
     classes = np.arange(len(sizes)).repeat(sizes)
     first = np.cumsum(sizes) - sizes
     values = np.arange(len(classes)) - first[classes] < hits[classes]
@@ -237,17 +238,17 @@ def micro(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
 
 
 def long_tailed(regime: Regime, sets: int, rng: np.random.Generator, *, easy: bool, most: int) -> tuple[Draw, Draw]:
-    """Recall@1 over the queries, and over the classes, where the size of a class decides its recall.
+    """Return Recall@1 over the queries, and over the classes, if the size of a class decides its recall.
 
-    Sizes have a Pareto distribution with a shape of 1.1: the largest of 40 classes holds a quarter of the queries, if it
-    has 1,000 at most.
+    Sizes have a Pareto distribution with a shape of 1.1: the largest of 40 classes has a quarter of the queries if it is
+    limited to 1,000 queries.
 
     Args:
-        regime: Its queries are those of the smallest class.
-        sets: How many sets.
-        rng: Draws them.
+        regime: Its number of queries is the size of the smallest class.
+        sets: Number of sets.
+        rng: Random generator.
         easy: Large classes are easy; otherwise they are difficult.
-        most: Queries of a class, at most.
+        most: Maximum number of queries per class.
     """
 
     def of_shares(smaller: NDArray[np.float64]) -> tuple[Sizes, NDArray[np.float64]]:
@@ -270,7 +271,7 @@ def long_tailed(regime: Regime, sets: int, rng: np.random.Generator, *, easy: bo
 
 
 def long_tailed_table(sets: int) -> Table:
-    """Coverage of means over queries and over classes of long-tailed sizes."""
+    """Print the coverage of means over queries and over classes with long-tailed sizes."""
     table = Table(title="share of sets that hold the truth, sizes with a Pareto distribution, difficulty by size")
     for name in ("classes", "large classes are", "largest class", "mean over queries", "mean over classes"):
         table.add_column(name, justify="right")
@@ -291,7 +292,7 @@ def long_tailed_table(sets: int) -> Table:
 
 
 def over_units(means: Rows, truth: float, parts: int = 1) -> Draw:
-    """The mean of one value for each class or group."""
+    """The mean of one value per class or group."""
     ones = np.ones(means.shape, dtype=np.int64)
 
     def one(index: int) -> Interval:
@@ -338,7 +339,7 @@ def splits(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
 
 
 def episodes(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
-    """Accuracy of 5-way episodes with 8 queries of each class, the classes drawn anew from many for each episode."""
+    """Accuracy of 5-way episodes with 8 queries per class; each episode draws new classes from a large set."""
     accuracy = groups_of(regime.truth, regime, sets, rng)
     ones = np.ones(accuracy.shape, dtype=np.int64)
 
@@ -361,9 +362,9 @@ def episodes(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
 
 
 def paired(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
-    """Recall@1 of one model minus that of a second on the same queries, which errs twice as often.
+    """The difference in Recall@1 between two models on the same queries; the second model errs twice as often.
 
-    Half of the classes' difficulty is common to both, and half of the queries that the better one misses.
+    The models share half of the difficulty of the classes, and half of the queries that the better model misses.
     """
     sizes = sizes_of(regime, sets, rng)
     common, *own = rng.normal(size=(3, *sizes.shape))
@@ -371,7 +372,7 @@ def paired(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
         recalls(truth, regime.spread, ndtr(np.sqrt(0.5) * (common + one)))
         for truth, one in zip((regime.truth, worse(regime.truth)), own, strict=True)
     )
-    both = 0.5 * np.minimum(first, second) + 0.5 * first * second  # the chance that both find it
+    both = 0.5 * np.minimum(first, second) + 0.5 * first * second  # the probability that both models find it
     wins = rng.binomial(sizes, first - both)
     losses = rng.binomial(sizes - wins, (second - both) / np.maximum(1 - first + both, 1e-12))
     means = (wins - losses) / sizes
@@ -385,7 +386,7 @@ def paired(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
 
 
 def paired_groups(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
-    """Grouped Recall@1 of one model minus that of a second in the same groups, half of whose difficulty is common."""
+    """The difference in Grouped Recall@1 between two models in the same groups; half of the difficulty is shared."""
     common, *own = rng.normal(size=(3, sets, regime.units, 5))
     truths = regime.truth, worse(regime.truth)
     first, second = (
@@ -404,7 +405,7 @@ def paired_groups(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
 
 
 def independent(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
-    """Grouped Recall@1 of one set minus that of a set of other classes, which are found less often."""
+    """The difference in Grouped Recall@1 between two sets of different classes; the second set is more difficult."""
     truths = regime.truth, worse(regime.truth)
     sides = [groups_of(truth, regime, sets, rng) for truth in truths]
     first, second = (side.mean(axis=1) for side in sides)
@@ -425,7 +426,7 @@ def independent(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
 
 
 def kinds(truths: tuple[float, ...], units: tuple[int, ...]) -> list[Kind]:
-    """All kinds of intervals, each in its regimes."""
+    """Return all kinds of intervals with their regimes."""
 
     def regimes(queries: tuple[int, ...], unequal: tuple[bool, ...]) -> list[Regime]:
         return [
@@ -451,7 +452,7 @@ def kinds(truths: tuple[float, ...], units: tuple[int, ...]) -> list[Kind]:
 
 
 def summary(tried: list[Kind], by: str) -> Table:
-    """Shares over all regimes of a kind with so many classes, or with such a truth: the median, lowest and highest."""
+    """Print the median, lowest and highest coverage over the regimes with each number of classes, or each true value."""
     entries: tuple[float, ...] = UNITS if by == "units" else TRUTHS
     present = [e for e in entries if any(getattr(regime, by) == e for kind in tried for regime in kind.counts)]
     table = Table(title=f"share of sets that hold the truth, %, by {'classes or groups' if by == 'units' else 'truth'}")
@@ -470,7 +471,7 @@ def summary(tried: list[Kind], by: str) -> Table:
 
 
 def verdicts(tried: list[Kind]) -> Table:
-    """How many regimes lie inside 93 to 97 %."""
+    """Print how many regimes are inside, below and above 93 to 97 %."""
     table = Table(title=f"regimes whose share lies inside {LOWEST:.0%} to {HIGHEST:.0%}")
     for name in (
         "interval",
@@ -507,7 +508,7 @@ def verdicts(tried: list[Kind]) -> Table:
 
 
 def lines(tried: list[Kind]) -> Iterator[str]:
-    """Every regime."""
+    """Print every regime."""
     for kind in tried:
         for regime, count in kind.counts.items():
             yield (
@@ -547,13 +548,13 @@ def embeddings_table(sets: int, truth_sets: int) -> Table:
 
 
 def main() -> None:
-    """Draw, count, print."""
+    """Draw the sets, count the intervals that cover the true value, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=2000, help="sets of each regime")
     parser.add_argument("--quick", action="store_true", help="200 sets of a third of the regimes")
     parser.add_argument("--all", action="store_true", help="print every regime")
-    parser.add_argument("--long-tailed", action="store_true", help="classes whose size decides how difficult they are")
-    parser.add_argument("--embeddings", action="store_true", help="sets of embeddings instead")
+    parser.add_argument("--long-tailed", action="store_true", help="draw classes of very different sizes")
+    parser.add_argument("--embeddings", action="store_true", help="draw sets of embeddings instead")
     options = parser.parse_args()
     console = Console(width=150)
     sets = 200 if options.quick else options.sets
@@ -571,7 +572,7 @@ def main() -> None:
             console.print(table)
         console.print(f"*: in more than {DEGENERATE:.0%} of the sets all classes or groups have the same value.")
     low, high = (binom.ppf(end, sets, 0.95) / sets for end in (0.025, 0.975))
-    console.print(f"By chance, right intervals hold it in {low:.1%} to {high:.1%} of {sets} sets.")
+    console.print(f"By chance, correct intervals cover the true value in {low:.1%} to {high:.1%} of {sets} sets.")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Time what given relevance costs: judgements beside the product, lists beside labels, several labels beside one.
+"""Time relevance judgements against the product of all pairs, lists against labels, and several labels against one.
 
     python benchmarks/judgements.py                    # 1 % of MS MARCO's documents, sets of 8,000 items
     python benchmarks/judgements.py --scale 0.01 0.1 --items 8000 31730
     python benchmarks/judgements.py --scale 1 --dtype float32 --rounds 1 --items 0 --labelled 0    # all documents: 14 GB
 
-Each line compares an evaluation with something else, in turns: the least processor seconds of the rounds, and the quotient.
-Memory is what the process held at most during the evaluation beyond what it held before it.
+Each row compares an evaluation with its baseline, in turns: the minimum processor seconds over rounds, and the quotient.
+Memory is the peak memory of the process during the evaluation, minus its memory before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from _results import Column, Results, add_file_option
 
 from fewshot_callbacks import Relevance, evaluate_retrieval
 
-# Of MS MARCO's development set: queries, documents, components of a small model, judged pairs.
+# MS MARCO's development set: queries, documents, dimension of a small model, judged pairs.
 QUERIES, DOCUMENTS, DIM, JUDGED = 6_980, 8_841_823, 384, 7_437
 METRICS = ("ndcg@10", "mrr@10", "ir_recall@100", "mAP")
 COLUMNS = (
@@ -45,13 +45,13 @@ COLUMNS = (
 
 
 def held() -> int:
-    """Return the bytes that this process holds (Linux)."""
+    """Return the memory of this process in bytes (Linux)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def measured(into: dict[str, float]) -> Iterator[None]:
-    """Write processor seconds and the largest memory in MB beyond that of the start."""
+    """Record processor seconds, and the peak memory in MB minus the memory at the start."""
     done = threading.Event()
     before = most = held()
 
@@ -73,7 +73,7 @@ def measured(into: dict[str, float]) -> Iterator[None]:
 
 
 def compare(results: Results, title: str, rows: dict[str, Callable[[], Any]], rounds: int) -> None:
-    """Run an evaluation and what it is compared with, which comes first, in turns, and add a line."""
+    """Run the baseline and the evaluation in turns, baseline first, and add a row."""
     found: dict[str, dict[str, float]] = {name: {} for name in rows}
     for _ in range(rounds):
         for name, run in rows.items():
@@ -93,7 +93,7 @@ def product(queries: torch.Tensor, documents: torch.Tensor, rows: int = 8_192) -
 
 
 def judgements(results: Results, scale: float, rounds: int, dtype: torch.dtype) -> None:
-    """Evaluate judgements of random vectors."""
+    """Evaluate random vectors with judgements."""
     generator, documents = torch.Generator().manual_seed(0), round(DOCUMENTS * scale)
     vectors = [torch.empty(n, DIM, dtype=dtype) for n in (QUERIES, documents)]
     for side in vectors:
@@ -116,7 +116,7 @@ def judgements(results: Results, scale: float, rounds: int, dtype: torch.dtype) 
 
 
 def lists(results: Results, items: int, rounds: int) -> None:
-    """Evaluate classes as labels and as lists."""
+    """Evaluate classes given as labels and as lists."""
     metrics = ("mAP", "recall@1", "pair_f1", "recall@precision0.95")
     for difficulty in ("well-trained", "hard"):
         embeddings, labels = make(items, 512, difficulty)
@@ -134,7 +134,7 @@ def lists(results: Results, items: int, rounds: int) -> None:
 
 
 def several_labels(results: Results, items: int, rounds: int) -> None:
-    """Evaluate one label an item, and three of eighty."""
+    """Evaluate items with one label, and items with three of eighty labels."""
     embeddings, labels = make(items, 512, "middling")
     generator = torch.Generator().manual_seed(0)
     chosen = torch.rand(items, 80, generator=generator).argsort(dim=1)[:, :3]
@@ -154,7 +154,7 @@ def main() -> None:
         "--scale", type=float, nargs="*", default=[0.01], help="shares of MS MARCO's documents; 0 leaves this part out"
     )
     parser.add_argument(
-        "--dtype", default="float16", help="of the judged vectors; float16 is compared as a float32 copy"
+        "--dtype", default="float16", help="of the judged vectors; for float16 the baseline is a float32 copy"
     )
     parser.add_argument("--items", type=int, nargs="*", default=[8_000], help="of the classes; 0 leaves this part out")
     parser.add_argument("--labelled", type=int, default=8_000, help="items with several labels; 0 leaves this part out")

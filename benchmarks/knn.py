@@ -1,12 +1,12 @@
-"""What kNN classification takes, beside the bare product of all pairs.
+"""The cost of kNN classification, compared with the bare product of all pairs.
 
-    python benchmarks/knn.py                                                   # all lines
-    python benchmarks/knn.py --gallery 20000 --queries 2000 --equal 0 --k 10   # one of them, smaller
+    python benchmarks/knn.py                                                   # all rows
+    python benchmarks/knn.py --gallery 20000 --queries 2000 --equal 0 --k 10   # one row, smaller
 
-Points lie around centres that overlap: a line for each size of the gallery. Two more lines hold equal rows, which all tie,
-and rows of two kinds; there, each row is classified by all others. Printed are processor seconds of the search, their
-multiple of those of the product, which is made in blocks of 1,000 queries before and after it, and the peak of memory beyond
-what was there before.
+Points are drawn around centres that overlap; there is one row per gallery size. Two more rows have equal points, which all
+tie, and points of two kinds; each of these points is classified by all others. The table shows the processor seconds of the
+search; the same as a multiple of the product, which runs in blocks of 1,000 queries before and after the search; and the
+peak memory minus the memory before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COLUMNS = (
 
 
 def product(queries: Tensor, gallery: Tensor) -> float:
-    """Processor seconds of all scores."""
+    """Return the processor seconds of computing all scores."""
     started = time.process_time()
     for block in queries.split(1000):
         block @ gallery.T
@@ -46,7 +46,7 @@ def product(queries: Tensor, gallery: Tensor) -> float:
 
 
 def measured(search: Callable[[], Any], queries: Tensor, gallery: Tensor) -> tuple[float, float, float | None]:
-    """Return the search as a multiple of the product, its processor seconds, and its peak of memory in MB."""
+    """Return the search as a multiple of the product, its processor seconds, and its peak memory in MB."""
     before = product(queries, gallery)
     with PeakMemory(torch.device("cpu")) as memory:
         started = time.process_time()
@@ -57,7 +57,7 @@ def measured(search: Callable[[], Any], queries: Tensor, gallery: Tensor) -> tup
 
 
 def of_classes(results: Results, items: int, options: argparse.Namespace) -> None:
-    """Add the line of a gallery and of queries around the same centres."""
+    """Add the row of a gallery and queries around the same centres."""
     centres = torch.randn(options.classes, options.dim)
     gallery_labels = torch.arange(items) % options.classes
     query_labels = torch.arange(options.queries) % options.classes
@@ -75,7 +75,7 @@ def of_classes(results: Results, items: int, options: argparse.Namespace) -> Non
 
 
 def of_equal_rows(results: Results, items: int, kinds: int, options: argparse.Namespace) -> None:
-    """Add the line of rows that are all equal, or of some kinds."""
+    """Add the row of a set with all vectors equal, or with a few kinds of vectors."""
     rows = torch.randn(kinds, options.dim)[torch.arange(items) % kinds]
     labels = torch.arange(items) % options.classes
     knn_accuracy(rows[:600], labels[:600] % 50)

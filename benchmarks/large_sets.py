@@ -1,12 +1,12 @@
-"""Measure what every item of a set costs each process: memory, and passes over the network.
+"""Measure the cost of each item per process: memory, and passes over the network.
 
-    python benchmarks/large_sets.py nearest                                  # 4,000,000 items of 8 numbers
+    python benchmarks/large_sets.py nearest                                  # 4,000,000 8-dimensional items
     python benchmarks/large_sets.py evaluate --memory_mb 2000
-    torchrun --nproc-per-node 4 benchmarks/large_sets.py evaluate            # a line for each process
+    torchrun --nproc-per-node 4 benchmarks/large_sets.py evaluate            # prints one line per process
     torchrun --nproc-per-node 2 benchmarks/large_sets.py all_metrics --items 40000 --dim 64 --queries 200 --memory_mb 16
 
-Vectors are short, so that memory is mostly what does not depend on the dimension. Memory is the largest anonymous memory of
-a process beyond the memory that it has before the search. A pass sends all rows of the other processes to each process.
+Vectors are short, so that most of the memory does not depend on the dimension. Memory is the peak anonymous memory of a
+process minus its memory before the search. One pass sends all rows of the other processes to each process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RELEVANT = 64
 
 
 class Traffic:
-    """The bytes of the arrays that this process receives from others in the exchange of rows."""
+    """Counts the bytes that this process receives from others in the exchange of rows."""
 
     def __init__(self, processes: Any) -> None:
         self.bytes = 0
@@ -58,7 +58,7 @@ def write(path: Path, items: int, dim: int, classes: int, seed: int) -> str:
 
 
 def search(what: str, files: list[str], processes: Any, queries: int, memory_mb: float) -> None:
-    """Search for the neighbours of drawn queries, or evaluate them."""
+    """Find the neighbours of the drawn queries, or evaluate the queries."""
     shards, share = Shards(files, labels="labels"), Share(processes)
     if what == "nearest":
         nearest(shards, query_indices=np.arange(queries // processes.count), k=10, memory_mb=memory_mb, share=share)

@@ -1,16 +1,16 @@
-"""What average precision costs as a loss: forward and backward, as a multiple of those of the bare product of a batch.
+"""The cost of average precision as a loss: forward and backward pass, as a multiple of the bare product of a batch.
 
     python benchmarks/losses.py                                      # batches of 1,024 and 4,096
     python benchmarks/losses.py --batches 1024 4096 8192
     python benchmarks/losses.py --batches 256 512 --rows ours smooth_ap
     python benchmarks/losses.py --micro-batch                        # EmbeddingModule, memory and time
 
-The floor is forward and backward of `(E @ E.T).sum()`, in the same process right before and after each row, so that a
-busy machine slows both. With one thread, the default, times are those of the processor; with several (`--threads 2`) those
-of the clock. Multiples are medians over rounds with the least and the greatest. Memory is what the process held at most
-during one forward and backward pass, beyond what it held before: in MB, and in score matrices of B x B float32; the floor's
-own row says how much of it any loss of all pairs takes. Each row runs in a process of its own, which may take `--memory-gb`;
-a row that needs more says so. Peers: FastAPLoss and SmoothAPLoss of pytorch-metric-learning (`pip install -e ".[bench]"`).
+The floor is the forward and backward pass of `(E @ E.T).sum()`, in the same process right before and after each row, so
+that a busy machine slows both. With one thread, the default, times are processor times; with several (`--threads 2`) they
+are wall-clock times. Multiples are medians over rounds with minimum and maximum. Memory is the peak during one forward and
+backward pass minus the memory before, in MB and in B x B float32 score matrices; the row of the floor shows the memory that
+any loss over all pairs needs. Each row runs in its own process, with a limit of `--memory-gb`; a row that needs more is
+marked. Peers are FastAPLoss and SmoothAPLoss of pytorch-metric-learning (`pip install -e ".[bench]"`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ ROWS: dict[str, tuple[str, Callable[[], Loss]]] = {
 
 
 def batch(items: int, dim: int, per_class: int = 8) -> tuple[Tensor, Tensor]:
-    """Unit vectors around the centres of their classes, class by class."""
+    """Return unit vectors around the centres of their classes, sorted by class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(items // per_class).repeat_interleave(per_class)
     centres = torch.randn(items // per_class, dim, generator=generator)
@@ -97,7 +97,7 @@ def batch(items: int, dim: int, per_class: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def step(loss: Loss, embeddings: Tensor, labels: Tensor) -> float:
-    """Seconds of one forward and backward pass."""
+    """Return the seconds of one forward and backward pass."""
     embeddings.grad = None
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     started = clock()
@@ -106,7 +106,7 @@ def step(loss: Loss, embeddings: Tensor, labels: Tensor) -> float:
 
 
 def measure(row: str, items: int, dim: int, rounds: int) -> dict[str, Any]:
-    """Return what a loss takes in this process."""
+    """Return the cost of a loss, measured in this process."""
     loss = ROWS[row][1]()
     for size in (64, items):  # the second time nothing is new
         data = batch(size, dim)

@@ -1,12 +1,13 @@
-"""What `near_duplicates` and `nearest` cost, as multiples of the bare float32 product of all pairs.
+"""The cost of `near_duplicates` and `nearest`, as multiples of the bare float32 product of all pairs.
 
-    python benchmarks/near_duplicates.py --threads 1                 # 4,000 and 31,730 items of 512 components
+    python benchmarks/near_duplicates.py --threads 1                 # 4,000 and 31,730 512-dimensional items
     python benchmarks/near_duplicates.py --items 8000 --difficulty random --near-collapsed 0 --memory-mb 64
 
-Each call is timed between two runs of the floor, in the same process: the product of all pairs in the tiles that suit this
-machine best, each pair of two items twice. Quotients are medians over rounds with the lowest and the highest; seconds are
-medians; memory is the highest beyond the embeddings. Embeddings are those of `benchmarks/retrieval.py`, to which copies of
-every hundredth item with a little noise are added; in those of the last line all cosines are within 1e-7 of each other.
+Each call is timed between two runs of the floor in the same process. The floor is the product of all pairs in the tiles that
+are fastest on this machine; it computes each pair of two items twice. Quotients are medians over rounds with minimum and
+maximum; seconds are medians; memory is the peak beyond the embeddings. The embeddings are the same as in
+`benchmarks/retrieval.py`, plus copies of every hundredth item with a little noise; in the last row all cosines are within
+1e-7 of each other.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def columns(min_score: float, k: int) -> tuple[Column, ...]:
 
 
 def cells(run: Callable[[], object], floor: Floor, rounds: int) -> tuple[Cell, ...]:
-    """Return the multiple of the floor before and after, the seconds, and the largest peak of memory in MB."""
+    """Return the multiple of the floor before and after, the seconds, and the peak memory in MB."""
     taken = []
     quotients = []
     peaks = []
@@ -78,7 +79,7 @@ def add_line(results: Results, items: int, difficulty: str, options: argparse.Na
     floor = Floor(embeddings, best_tile(embeddings))
     pairs: dict[str, Any] = {"min_score": options.min_score, "memory_mb": options.memory_mb}
     neighbours: dict[str, Any] = {"k": options.k, "memory_mb": options.memory_mb}
-    near_duplicates(embeddings[:3000], **pairs)  # compiles, here and in the library
+    near_duplicates(embeddings[:3000], **pairs)  # compiles kernels, here and in the library
     nearest(embeddings[:3000], **neighbours)
     total = near_duplicates(embeddings, **pairs).total
     found = cells(lambda: near_duplicates(embeddings, **pairs), floor, options.rounds)
@@ -90,14 +91,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="+", default=[4000, 31730], help="(default: 4000 31730)")
-    parser.add_argument("--dim", type=int, default=512, help="components of an item (default: %(default)s)")
+    parser.add_argument("--dim", type=int, default=512, help="dimension of the items (default: %(default)s)")
     parser.add_argument("--difficulty", nargs="+", choices=DIFFICULTIES, default=["well-trained", "hard"])
     parser.add_argument(
-        "--near-collapsed", type=int, default=4000, help="items of the last line; 0: without it (default: %(default)s)"
+        "--near-collapsed", type=int, default=4000, help="items of the last row; 0 leaves it out (default: %(default)s)"
     )
     parser.add_argument("--min-score", type=float, default=0.98, help="lowest cosine of a pair (default: %(default)s)")
     parser.add_argument("--k", type=int, default=10, help="neighbours of each item (default: %(default)s)")
-    parser.add_argument("--memory-mb", type=float, help="budget of a call (default: that of the library)")
+    parser.add_argument("--memory-mb", type=float, help="budget of a call (default: the library's default)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each call (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="of torch (default: all)")
     add_file_option(parser)

@@ -1,13 +1,13 @@
-"""What the suite adds to an import and to a training step, as ratios inside one run (single seconds mean little).
+"""The overhead of the package in an import and in a training step, as ratios within one run.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --repeats 9 --steps 100
 
-1. import: seconds of importing torch and lightning, and what `import fewshot_callbacks` adds to them;
-2. a training step of ProtoNet (Conv4, 20-way 1-shot glyph-sized images) with and without DiscriminantRatioMonitor, which
-   computes J and the variance ratio of every batch, from what the step returns or from the output of a submodule.
+1. The import: seconds for torch and lightning, and the additional seconds for `import fewshot_callbacks`.
+2. A training step of ProtoNet (Conv4, 20-way 1-shot glyph-sized images) with and without DiscriminantRatioMonitor. The
+   monitor computes J and the variance ratio of every batch, from the step's outputs or from the output of a submodule.
 
-Ratios are medians over the repeats with the least and the greatest. `retrieval.py` measures evaluations.
+Ratios are medians over the repeats with minimum and maximum. `retrieval.py` measures evaluations.
 """
 
 import argparse
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def import_cost(repeats: int) -> tuple[float, list[float]]:
-    """Return the median seconds of importing torch and lightning, and the multiples of it with our import."""
+    """Return the median seconds of importing torch and lightning, and the multiples with our import added."""
     code = (
         "import time; a = time.perf_counter(); import torch, lightning.pytorch; b = time.perf_counter();"
         "import fewshot_callbacks; fewshot_callbacks.RetrievalMonitor; fewshot_callbacks.DiscriminantRatioMonitor;"
@@ -71,7 +71,7 @@ def step_cost(source: str | tuple[str, str], steps: int, repeats: int) -> tuple[
 
     Args:
         source: Where the monitor finds the embeddings.
-        steps: Number of steps of a run.
+        steps: Number of steps per run.
         repeats: Number of pairs of runs.
     """
     images, labels = torch.rand(1000, 1, 32, 32), torch.arange(1000) % 50

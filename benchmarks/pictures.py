@@ -1,10 +1,10 @@
-"""Seconds that the pictures of one validation take, beside the evaluation itself.
+"""Seconds that the figures of one validation take, compared with the evaluation itself.
 
     python benchmarks/pictures.py --items 2000 31000
 
-Random images of 3 x 32 x 32 pixels are held in memory, and embeddings of 128 dimensions are looked up: what is timed is the
-evaluation, the choice of queries, their neighbours, the drawing, and one PNG file for each picture. Seconds are medians over
-rounds with the least and the greatest.
+Random images of 3 x 32 x 32 pixels are in memory, and 128-dimensional embeddings are looked up. The benchmark times the
+evaluation, the choice of queries, the search for their neighbours, the drawing, and writing one PNG file per figure. Seconds
+are medians over rounds with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ COLUMNS = (
 
 
 class LookedUp(LightningModule):
-    """A module whose embeddings are known beforehand."""
+    """A module that looks its embeddings up."""
 
     def validation_step(self, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the embeddings that the batch holds."""
+        """Return the embeddings in the batch."""
         _, labels, embeddings = batch
         return {"embeddings": embeddings, "labels": labels}
 
 
 def seconds(loader: DataLoader, pictures: type | None) -> tuple[float, float]:
-    """Return the seconds of a validation, and those of them that the pictures took."""
+    """Return the seconds of a validation, and the part that the figures took."""
     callbacks = [RetrievalMonitor()] + ([] if pictures is None else [pictures(max_share=None)])
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(

@@ -1,15 +1,15 @@
-"""How close the time that `fewshot plan --here` announces comes to that of the evaluation.
+"""How close the time that `fewshot plan --here` predicts is to the time of the evaluation.
 
     python benchmarks/plan.py                                                        # made embeddings
     python benchmarks/plan.py --items 8000 16000 --dim 128 --seconds 1               # in two minutes
     python benchmarks/plan.py --embeddings paragraphs files --items 8000 31730       # real ones
 
-`_embeddings.py` makes embeddings of a difficulty, `_real_embeddings.py` real ones, whose packages have to be installed; of
-these there are at most `--items`.
+`_embeddings.py` makes synthetic embeddings with a given difficulty. `_real_embeddings.py` makes at most `--items` real ones;
+its packages must be installed.
 
-Each set is planned from its own embeddings and labels, as `fewshot plan --files FILE --here` does, and evaluated with the
-default metrics. In the last column the middle of the announced range, its geometric mean, stands beside the time that the
-evaluation took.
+Each set is planned from its own embeddings and labels, as in `fewshot plan --files FILE --here`, and evaluated with the
+default metrics. The last column divides the middle of the predicted range (its geometric mean) by the time of the
+evaluation.
 """
 
 from __future__ import annotations

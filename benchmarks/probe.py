@@ -1,11 +1,11 @@
-"""What a linear probe takes, with nine strengths.
+"""The cost of a linear probe with nine regularisation strengths.
 
     python benchmarks/probe.py [--gallery 50000] [--queries 5000] [--dim 768] [--classes 1000]
     python benchmarks/probe.py --threads 1 --group-size 0
 
-Points lie around centres that overlap. There is a line for each number of threads and each size of a group, whose items are
-neighbours in a class and are left out together. Printed are seconds by the clock and by the processor, the peak of memory
-beyond what was there before, and the rate of float64 products that this machine reaches. Each line is a process of its own.
+Points are drawn around centres that overlap. There is a row for each number of threads and each group size; the items of a
+group are neighbours in a class and are left out together. The table shows wall-clock and processor seconds, the peak memory
+minus the memory before, and the rate of float64 products on this machine. Each row runs in its own process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 def rate_of_products(dim: int, columns: int) -> float:
-    """Billions of float64 operations a second in a product of the size of a block."""
+    """Return the billions of float64 operations per second in a product with the size of a block."""
     rows = torch.randn(4096, dim, dtype=torch.float64)
     coefficients = torch.randn(dim, columns, dtype=torch.float64)
     rows @ coefficients  # the first product starts the threads
@@ -50,7 +50,7 @@ def rate_of_products(dim: int, columns: int) -> float:
 
 
 def points(items: int, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Items around the centres, and the centre of each."""
+    """Return items around the centres, and the centre of each item."""
     labels = torch.arange(items) % len(centres)
     rows = torch.randn(items, centres.shape[1]).mul_(6)
     rows += centres[labels]
@@ -58,14 +58,14 @@ def points(items: int, centres: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def measure(options: argparse.Namespace, group_size: int) -> dict[str, float | None]:
-    """Return what a probe takes in this process."""
+    """Return the cost of a probe, measured in this process."""
     torch.manual_seed(0)
     centres = torch.randn(options.classes, options.dim)
     gallery, gallery_labels = points(options.gallery, centres)
     queries, query_labels = points(options.queries, centres)
     groups = None
     if group_size:
-        position = torch.arange(options.gallery) // options.classes  # of an item in its class
+        position = torch.arange(options.gallery) // options.classes  # index of an item in its class
         groups = gallery_labels * options.gallery + position // group_size
     linear_probe(queries[:20], query_labels[:20], gallery[:40], gallery_labels[:40] % 20)  # compiles
     rate = rate_of_products(options.dim, options.classes)
@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace, group_size: int) -> dict[str, float | N
 
 
 def in_process_of_its_own(threads: int, group_size: int) -> dict[str, Any]:
-    """Return what `measure` finds in another process with so many threads."""
+    """Return the result of `measure` in another process with the given number of threads."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, *sys.argv, "--measure", str(group_size)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)

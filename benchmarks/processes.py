@@ -1,13 +1,13 @@
-"""One evaluation by several processes: its time and memory beside those of one single-threaded process.
+"""One evaluation by several processes: its time and memory, compared with one single-threaded process.
 
     python benchmarks/processes.py                                  # one and two processes, 16,000 items
     python benchmarks/processes.py --items 31730
-    python benchmarks/processes.py --processes 1 2 4 --memory       # what each process holds; time says nothing on two cores
+    python benchmarks/processes.py --processes 1 2 4 --memory       # memory per process (times mean nothing on two cores)
 
-Every process runs on one thread and holds its own part. Rounds of one process and of several take turns, so that a busy
-machine slows both. Printed are the median seconds of the slowest process, and the multiple of one process, with least and
-greatest over the rounds. Memory is what a process holds at most beyond its libraries: its part of the embeddings, the pieces
-of the others' that visit it, and what the evaluation takes of its budget.
+Every process runs on one thread and stores its own part. One process and several processes take turns, so that a busy
+machine slows both. The table shows the median seconds of the slowest process, and the multiple of one process, with minimum
+and maximum over the rounds. Memory is the peak of a process minus its libraries: its part of the embeddings, the chunks that
+it receives from other processes, and the part of the budget that the evaluation uses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 def status_mb(key: str) -> float:
-    """A line of the system's record of this process."""
+    """Return an entry of the system's record of this process."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(key):
             return float(line.split()[1]) / 1024
@@ -54,7 +54,7 @@ def status_mb(key: str) -> float:
 
 
 def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> None:
-    """What each process does: load its part, warm up, evaluate, write down what it took."""
+    """Run one process: load its part, warm up, evaluate, and write the cost to a file."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rectangle{count}", rank=rank, world_size=count
@@ -77,7 +77,7 @@ def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> Non
 
 
 def once(count: int, folder: str, options: argparse.Namespace) -> np.ndarray:
-    """Seconds, megabytes and mAP of each process."""
+    """Return the seconds, megabytes and mAP of each process."""
     torch.multiprocessing.spawn(work, args=(count, folder, options), nprocs=count)
     Path(f"{folder}/rectangle{count}").unlink(missing_ok=True)
     return np.stack([np.load(f"{folder}/{count}_{rank}.npy") for rank in range(count)])
@@ -89,7 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--difficulty", nargs="+", default=["well-trained", "middling", "hard"], choices=DIFFICULTIES)
     parser.add_argument(
-        "--processes", type=int, nargs="+", default=[1, 2], help="how many take turns (1 has to be there)"
+        "--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes that take turns (must include 1)"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of each process")
@@ -97,7 +97,7 @@ def parse() -> argparse.Namespace:
     add_file_option(parser)
     options = parser.parse_args()
     if 1 not in options.processes:
-        parser.error("--processes must hold 1, which the others are compared with")
+        parser.error("--processes must include 1, because the others are compared with it")
     return options
 
 
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def measured(difficulty: str, options: argparse.Namespace) -> dict[int, list[np.ndarray]]:
-    """Return what `once` gives for each number of processes, in each round."""
+    """Return the result of `once` for each number of processes, in each round."""
     found: dict[int, list[np.ndarray]] = {count: [] for count in options.processes}
     with tempfile.TemporaryDirectory() as folder:
         embeddings, labels = make(options.items, options.dim, difficulty)

@@ -1,11 +1,11 @@
-"""What each question costs beside retrieval in one validation, and what several monitors take of the memory.
+"""The cost of each monitor in a validation that also has retrieval, and the memory of several monitors.
 
     python benchmarks/questions.py [--items 31730] [--dim 512] [--difficulty well-trained] [--rounds 3] [--json FILE]
 
-The embeddings are made beforehand (`_embeddings.py`), and a module hands them to a real Trainer, so that what is measured
-is the monitors. Printed for each set of monitors, best of the rounds: seconds of the processor and by the clock beyond those
-of a validation without monitors, which the first line shows, the processor seconds as a multiple of those of a
-RetrievalMonitor, and the peak of memory beyond what was there before.
+The embeddings are made beforehand (`_embeddings.py`), and a module passes them to a real Trainer, so that only the monitors
+are measured. The table shows the best round for each set of monitors: processor and wall-clock seconds minus a validation
+without monitors (the first row), the processor seconds as a multiple of a RetrievalMonitor, and the peak memory minus the
+memory before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 class Points(Dataset[Any]):
-    """Embeddings with their labels and numbers."""
+    """Embeddings with their labels and indices."""
 
     def __init__(self, embeddings: Tensor, labels: Tensor) -> None:
         self.embeddings = embeddings
@@ -61,7 +61,7 @@ class Points(Dataset[Any]):
 
 
 class HandsOver(LightningModule):
-    """Its embeddings are the inputs."""
+    """A module that returns its inputs as embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class HandsOver(LightningModule):
 
 
 def trial_list(labels: Tensor) -> TrialList:
-    """Half of the trials are of one class, as far as drawn pairs are."""
+    """Return trials of which about half are within one class."""
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randint(0, len(labels), (2, TRIALS), generator=generator)
     order = labels.argsort()
@@ -120,7 +120,7 @@ def sets_of_monitors(labels: Tensor, bank: Points) -> dict[str, Callable[[], lis
 
 
 def validated(monitors: list[Any], data: Points) -> tuple[float, float, float]:
-    """Return the seconds of the processor and by the clock of a validation, and the peak of its memory in MB."""
+    """Return the processor seconds, the wall-clock seconds and the peak memory in MB of a validation."""
     trainer = Trainer(
         callbacks=monitors,
         logger=False,
@@ -168,7 +168,7 @@ def main() -> None:
 
 
 def best(make_monitors: Callable[[], list[Any]], data: Points, rounds: int) -> tuple[float, float, float]:
-    """Return the least of each figure of `validated` over the rounds."""
+    """Return the minimum of each figure of `validated` over the rounds."""
     runs = [validated(make_monitors(), data) for _ in range(rounds)]
     processor, clock, peak = map(min, zip(*runs, strict=True))
     return processor, clock, peak

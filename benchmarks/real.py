@@ -1,14 +1,14 @@
-"""What an evaluation of REAL embeddings takes, as multiples of the bare float32 product of all pairs.
+"""The cost of evaluating real embeddings, as multiples of the bare float32 product of all pairs.
 
     apt-get install espeak-ng
     pip install resemblyzer "setuptools<81" magika onnx wordllama
     python benchmarks/real.py                                        # 8,000 items of each set
     python benchmarks/real.py --sets files paragraphs voices --items 2000 8000 400 --threads 1
 
-The networks come inside packages, the data are this machine's: see `_real_embeddings.py`. Made sets are in `_embeddings.py`.
-A set whose package is missing has a line that says what to install. Embeddings are kept in the cache folder; the first run
-takes minutes. Each evaluation is timed between two runs of the product, in the same process. Quotients are medians over
-rounds with the least and the greatest.
+The networks are in packages, and the data are on this machine: see `_real_embeddings.py`. Synthetic sets are in
+`_embeddings.py`. If the package of a set is missing, the benchmark prints what to install. Embeddings are kept in the cache
+folder; the first run takes minutes. Each evaluation is timed between two runs of the product, in the same process. Quotients
+are medians over rounds with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ COLUMNS = (
 
 
 def share_of_copies(embeddings: torch.Tensor) -> float:
-    """Return the share of the items whose row equals that of another item."""
+    """Return the fraction of items with a row that equals the row of another item."""
     _, counts = np.unique(embeddings.numpy(), axis=0, return_counts=True)
     return float(counts[counts > 1].sum() / len(embeddings))
 
 
 def timed(run: Callable[[], object], floor: Floor, rounds: int) -> tuple[list[float], list[float]]:
-    """Return for each round the seconds of the product before and after, and those of the run as a multiple of it."""
+    """Return for each round the seconds of the product before and after, and the run as a multiple of the product."""
     products = []
     quotients = []
     for _ in range(rounds):
@@ -68,7 +68,7 @@ def timed(run: Callable[[], object], floor: Floor, rounds: int) -> tuple[list[fl
 
 
 def cells(data: RealSet, rounds: int) -> list[Cell]:
-    """Return what the table says about a set, after its name."""
+    """Return the cells of a set, after its name."""
     embeddings, labels = data
     items, dim = embeddings.shape
     sizes = labels.unique(return_counts=True)[1].numpy()
@@ -99,7 +99,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         nargs="+",
         default=[8000],
-        help="largest number of every set, or of each one in the order of --sets (default: 8000)",
+        help="maximum number of items, for all sets or for each set in the order of --sets (default: 8000)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each evaluation (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch (default: %(default)s)")

@@ -1,10 +1,10 @@
-"""What it takes to look for items that come several times, beside the evaluation that does so.
+"""The cost of the search for repeated items, compared with the evaluation that includes it.
 
     python benchmarks/repeated.py [--items 31730] [--dim 512] [--per-class 53] [--json FILE]
 
-Printed are wall-clock seconds of `evaluate_retrieval` and of its search for copies (the hash of each row, who shares
-one, and whether the numbers are coarse), of a set in which each item is once, and of one in which every twentieth comes
-twice. Each is the best of three, taken in turns.
+The table shows the wall-clock seconds of `evaluate_retrieval` and of its search for copies (the hash of each row, the rows
+that share a hash, and whether the numbers are coarse), for a set in which each item appears once, and for a set in which
+every twentieth item appears twice. Each figure is the best of three, taken in turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def look(rows: Tensor, labels: Tensor) -> Copies:
-    """Search for the copies of a set, as an evaluation does."""
+    """Search for copies in a set, as an evaluation does."""
     hashed, places = HashedRows(hashes_of(rows, torch.float32), labels.numpy()), np.arange(len(rows))
     return Copies.among(hashed, hashed, places, [], (rows, places), ALONE, as_codes=False)
 

@@ -1,4 +1,4 @@
-"""Time and size of `fewshot report`, started from the shell, for sets without images.
+"""Time and file size of `fewshot report`, started from the shell, for sets without images.
 
 python benchmarks/report.py --items 2000 31000 100000
 """
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def processor_seconds() -> float:
-    """Return the processor time of all processes that were started and have ended."""
+    """Return the processor time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

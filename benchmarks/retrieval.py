@@ -1,19 +1,19 @@
-"""Exact mAP, ours and others, on the same data: multiples of the bare matrix product, seconds, memory, and the value.
+"""Compare exact mAP of several libraries on the same data: multiples of the bare product, seconds, memory, and the value.
 
     python benchmarks/retrieval.py                                  # 4,000 and 8,000 items, four difficulties, all rows
     python benchmarks/retrieval.py --items 31730 --rows floor ours argsort
     python benchmarks/retrieval.py --items 2000 --difficulty near-collapsed collapsed repeated
     python benchmarks/retrieval.py --scenario-a                     # 158,652 items of 3,000 classes, once
 
-Each row runs in a process of its own, warmed up on a small set first. Its time is divided by that of the floor (the
-float32 product of all pairs, in the tiles that suit this machine best) taken right before and after it in the same
-process, so that a busy machine slows both; the floor's own row is one run against the best of several. Memory is what
-the process held at most during the call, beyond what it held before it: embeddings, libraries and compiled code.
+Each row runs in its own process, after a warm-up on a small set. Its time is divided by the time of the floor (the float32
+product of all pairs, in the tiles that are fastest on this machine), measured right before and after it in the same process,
+so that a busy machine slows both. The row of the floor is one run against the best of several. Memory is the peak memory of
+the process during the call, minus the memory before it (embeddings, libraries and compiled code).
 
-A table is printed for each set of embeddings, and at the end one of all sets: a line for each number of items and each
-row, with the multiples of the product for each difficulty, the median seconds of the product, and the peak of memory
-(median, least and greatest over the difficulties). `--json` writes that last table, and under "results" everything that
-was measured.
+The benchmark prints a table for each set of embeddings, and at the end one table of all sets. That table has a line for each
+number of items and each row, with the multiples of the product for each difficulty, the median seconds of the product, and
+the peak memory (median, minimum and maximum over the difficulties). `--json` writes the last table, and all measurements
+under "results".
 """
 
 from __future__ import annotations
@@ -50,39 +50,39 @@ CLOSE = 1e-6
 
 
 class UnavailableError(Exception):
-    """A row that cannot run here; the text says why."""
+    """A row that cannot run here; the text gives the reason."""
 
 
 class Tile(NamedTuple):
-    """Size of a part of the product of all pairs."""
+    """The size of a tile of the product of all pairs."""
 
     rows: int
     columns: int
 
 
 class Setting(NamedTuple):
-    """What a row may need to know besides the data."""
+    """Settings that a row may need in addition to the data."""
 
     budget_mb: float | None
     threads: int
     device: str
     progress: bool = False
     tile: Tile | None = None
-    """in which the floor is computed"""
+    """tile in which the floor is computed"""
 
 
 class Data(NamedTuple):
-    """Unit vectors and their labels, each item a query against all others."""
+    """Unit vectors and their labels; each item is a query against all other items."""
 
     embeddings: Tensor
     labels: Tensor
 
 
 Values = dict[str, float]
-"""metric -> value; "mAP", and "MAP@R" where it is known; "GR@1" of Grouped Recall"""
+"""metric -> value: "mAP", "MAP@R" if it is known, and "GR@1" for Grouped Recall"""
 
 Ready = Callable[[], Values]
-"""What is timed, after imports and preparations"""
+"""the timed call, after imports and preparation"""
 
 
 @dataclass(frozen=True)
@@ -93,20 +93,20 @@ class Row:
     what: str
     prepare: Callable[[Data, Setting], Ready]
     bytes_per_pair: float = 0.0
-    """measured; 0 where memory does not grow with the pairs"""
+    """measured bytes per pair; 0 if memory does not grow with the number of pairs"""
     most_items: int | None = None
-    """more take too long to run them unasked"""
+    """larger sets run only with --all, because they take too long"""
     cuda: bool = False
-    """has a meaning on a GPU"""
+    """runs on a GPU"""
     cpu: bool = True
-    """and on the CPU"""
+    """runs on the CPU"""
 
 
 # ------------------------------------------------------------------------------------------------------------ the floor
 
 
 class Floor:
-    """The product of all pairs in tiles that are overwritten; of very many pairs, a sample of the tiles."""
+    """The product of all pairs in tiles that are overwritten; for very many pairs, a sample of the tiles."""
 
     def __init__(self, embeddings: Tensor, tile: Tile, pairs_at_most: int | None = None) -> None:
         self.embeddings, count = embeddings, len(embeddings)
@@ -133,7 +133,7 @@ class Floor:
         return seconds(self.run, self.embeddings.device) / self.share
 
     def best(self, patience: float = 0.5) -> float:
-        """The best of up to three runs, as long as they take no more than `patience` seconds in all."""
+        """Return the best of up to three runs that take at most `patience` seconds in total."""
         times = [self.seconds()]
         while len(times) < 3 and (len(times) + 1) * times[0] * self.share < patience:
             times.append(self.seconds())
@@ -142,7 +142,7 @@ class Floor:
 
 
 def best_tile(embeddings: Tensor) -> Tile:
-    """The tile in which this machine multiplies fastest, each tried on up to 2**24 pairs, twice."""
+    """Return the tile in which this machine multiplies fastest; each is tried twice on up to 2**24 pairs."""
     count = len(embeddings)
     heights = [rows for rows in (256, 512, 1024, 2048, 4096) if rows <= count] or [count]
     widths = [columns for columns in (2048, 8192) if columns < count] + [count]
@@ -184,7 +184,7 @@ def product(dtype: torch.dtype, tf32: bool = False) -> Callable[[Data, Setting],
 
 
 def ours(two_sets: bool = False, more: Sequence[str] = (), **engine: Any) -> Callable[[Data, Setting], Ready]:
-    """`evaluate_retrieval` with all its default metrics and some more, and with these `engine_options`."""
+    """`evaluate_retrieval` with its default metrics, the given extra metrics and the given `engine_options`."""
 
     def prepare(data: Data, setting: Setting) -> Ready:
         from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
@@ -220,7 +220,7 @@ def ours(two_sets: bool = False, more: Sequence[str] = (), **engine: Any) -> Cal
 
 
 def grouped(data: Data, setting: Setting) -> Ready:
-    """Grouped Recall@1, which compares each item with those of its group."""
+    """Grouped Recall@1, which compares each item with the items of its group."""
     from fewshot_callbacks import grouped_recall  # noqa: PLC0415
 
     options: dict[str, Any] = {} if setting.budget_mb is None else {"memory_mb": setting.budget_mb}
@@ -232,7 +232,7 @@ def grouped(data: Data, setting: Setting) -> Ready:
 
 
 def binary_codes(data: Data, setting: Setting) -> Ready:
-    """The signs of the embeddings as binary codes, compared by their Hamming distance."""
+    """The signs of the embeddings as binary codes, compared by Hamming distance."""
     from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
 
     codes = data.embeddings > 0
@@ -244,7 +244,7 @@ def binary_codes(data: Data, setting: Setting) -> Ready:
 
 
 def argsort(data: Data, setting: Setting) -> Ready:
-    """Sort each row of scores, in chunks, for the mAP: as it is written by hand."""
+    """Compute the mAP by sorting each row of scores, in chunks, as one would write it by hand."""
     embeddings, labels = data
 
     def run() -> Values:
@@ -261,7 +261,7 @@ def argsort(data: Data, setting: Setting) -> Ready:
 
 
 def topk(data: Data, setting: Setting) -> Ready:
-    """Search the R nearest of each row in chunks, for MAP@R: as it is written by hand."""
+    """Compute MAP@R from the R nearest items of each row, in chunks, as one would write it by hand."""
     embeddings, labels = data
 
     def run() -> Values:
@@ -281,7 +281,7 @@ def topk(data: Data, setting: Setting) -> Ready:
 
 
 def metric_learning(k: str | None, torch_knn: bool = False) -> Callable[[Data, Setting], Ready]:
-    """pytorch-metric-learning; its default search is that of faiss."""
+    """pytorch-metric-learning; its default search uses faiss."""
     name, metric = ("mean_average_precision", "mAP") if k is None else ("mean_average_precision_at_r", "MAP@R")
 
     def prepare(data: Data, setting: Setting) -> Ready:
@@ -309,7 +309,7 @@ def torchmetrics_map(data: Data, setting: Setting) -> Ready:
         metric = metrics.RetrievalMAP(empty_target_action="skip")
         items = torch.arange(len(labels))
         for part in parts(len(labels), 512):
-            # moved into (0, 1]: it takes no item of score <= 0 as relevant
+            # moved into (0, 1], because it never counts an item with a score <= 0 as relevant
             scores = (embeddings[part] @ embeddings.T).add_(1).div_(2)
             target = labels[part, None] == labels
             index = items[part, None].expand_as(scores)
@@ -332,7 +332,7 @@ def scikit_learn(data: Data, setting: Setting) -> Ready:
                 relevant = known == known[item]
                 relevant[item] = False
                 if relevant.any():
-                    row[item] = -3.0  # last of all, and not relevant: changes no precision at a relevant item
+                    row[item] = -3.0  # ranked last and not relevant, so that it changes no precision at a relevant item
                     values.append(average_precision_score(relevant, row))
         return {"mAP": statistics.fmean(values)}
 
@@ -422,7 +422,7 @@ def _reporter() -> Callable[[int, int], None]:
 
 
 class PeakMemory:
-    """MB that the process (or the GPU) holds at most inside the `with`, beyond what it held before; None if unknown."""
+    """Peak MB of the process (or the GPU) inside the `with`, minus the memory before; None if unknown."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._before = device, 0.0
@@ -436,10 +436,10 @@ class PeakMemory:
             self._before = torch.cuda.memory_allocated(self.device) / 1e6
             return self
         try:
-            ctypes.CDLL(None).malloc_trim(0)  # or freed memory still counts as held, and its use as nothing
+            ctypes.CDLL(None).malloc_trim(0)  # otherwise freed memory still counts, and its reuse is not seen
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
             self._before = _status_mb("VmRSS")
-        except (OSError, AttributeError):  # no Linux
+        except (OSError, AttributeError):  # not Linux
             self._before = float("nan")
         return self
 
@@ -460,7 +460,7 @@ def _status_mb(key: str) -> float:
 def measure(
     row: Row, stored: dict[str, Any], setting: Setting, repeats: int, limit: float, sample: bool
 ) -> dict[str, Any]:
-    """The row's seconds, ratio to the floor, memory and values."""
+    """Return the seconds of a row, the ratio to the floor, the memory and the values."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(setting.threads)
     torch.set_float32_matmul_precision("highest")  # no TF32: the floor is float32, and so is argsort
@@ -475,14 +475,14 @@ def measure(
         note = f"from {floor.share:.1%} of the tiles"
         return {"ratio": 1.0, "seconds": time_of, "peak_mb": None, "values": {}, "tile": floor.tile, "note": note}
 
-    def placed(data: Data) -> Data:  # ours takes what lies on the CPU, as a user has it after predict
+    def placed(data: Data) -> Data:  # ours takes embeddings on the CPU, where a user has them after predict
         return data if row.name.startswith("ours") else Data(data.embeddings.to(device), data.labels.to(device))
 
     is_ours = row.name.startswith("ours")
     for warm in stored["warm"] if is_ours else stored["warm"][:1]:
         row.prepare(placed(warm), setting._replace(progress=False))()
     if is_ours:
-        # Sets whose labels mean little are multiplied in float32, small ones never are.
+        # Sets with nearly random labels are multiplied in float32; small sets never are.
         from fewshot_callbacks.engine.options import engine_options  # noqa: PLC0415
 
         with engine_options(precision="float32"):
@@ -523,7 +523,7 @@ def measure(
 
 
 def attempt(row: Row, *arguments: Any) -> dict[str, Any]:
-    """What was measured, or why it was not."""
+    """The measurement, or the reason why there is none."""
     try:
         return measure(row, *arguments)
     except UnavailableError as reason:
@@ -558,7 +558,7 @@ def run_in_process_of_its_own(row: Row, folder: str, tile: Tile | None, options:
     ]
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     environment = os.environ | dict.fromkeys(counts, str(options.threads)) | {"TQDM_DISABLE": "1"}
-    # a session of its own: Ctrl-C is for us, who end it and print what there is
+    # a separate session: on Ctrl-C this process ends the child and prints the results so far
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         code = process.wait(timeout=options.timeout)
@@ -579,7 +579,7 @@ def run_in_process_of_its_own(row: Row, folder: str, tile: Tile | None, options:
 
 
 def table(results: Sequence[dict[str, Any]], title: str) -> str:
-    """Markdown; a value that is not ours, to 1e-6, is marked."""
+    """Return the table in Markdown; a value that differs from ours by more than 1e-6 is marked."""
     lines = [
         f"### {title}",
         "",
@@ -627,7 +627,7 @@ def pivot_columns(difficulties: Sequence[str]) -> tuple[Column, ...]:
 
 
 def pivot_row(name: str, items: int, options: argparse.Namespace, results: Sequence[dict[str, Any]]) -> list[Cell]:
-    """Return the line of a row and a number of items: one quotient for each difficulty, or why there is none."""
+    """Return the line of a row and a number of items: one quotient per difficulty, or the reason why there is none."""
     found = {r["difficulty"]: r for r in results if r["row"] == name and r["items"] == items}
     quotients: list[Cell] = []
     for difficulty in options.difficulty:
@@ -640,18 +640,18 @@ def pivot_row(name: str, items: int, options: argparse.Namespace, results: Seque
 
 
 def spread(values: Sequence[float]) -> Cell:
-    """Return median, least and greatest; the value alone if there is one; None if there is none."""
+    """Return median, minimum and maximum; a single value as it is; None if there is no value."""
     if len(values) > 1:
         return statistics.median(values), min(values), max(values)
     return values[0] if values else None
 
 
 def skipped(row: Row, items: int, options: argparse.Namespace) -> str | None:
-    """Why this row is not even tried."""
+    """Return the reason why this row is skipped, or None."""
     if options.device != "cpu" and not row.cuda:
-        return "skipped: runs on the CPU alone"
+        return "skipped: runs only on the CPU"
     if options.device == "cpu" and not row.cpu:
-        return "skipped: runs on a GPU alone"
+        return "skipped: runs only on a GPU"
     if options.all:
         return None
     gigabytes, free = row.bytes_per_pair * items**2 / 1e9, _free_gigabytes()
@@ -676,7 +676,7 @@ def say(text: str) -> None:
 
 
 def store(items: int, difficulty: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The data of one table, and small sets that warm the rows up: a few whole classes, and one near collapse."""
+    """Return the data of one table, and small sets for the warm-up: a few whole classes, and a near-collapsed set."""
     say(f"making {items:,} items, {difficulty} ...")
     data = Data(*make(items, options.dim, difficulty, per_class=options.per_class, seed=options.seed))
     few = data.labels < 22  # two groups of ten labels, for Grouped Recall
@@ -731,28 +731,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--items", type=int, nargs="+", default=[4000, 8000], metavar="N")
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--per-class", type=float, default=53, help="items of each class, about")
+    parser.add_argument("--per-class", type=float, default=53, help="mean number of items per class")
     parser.add_argument(
         "--difficulty", nargs="+", choices=DIFFICULTIES, default=["well-trained", "middling", "hard", "random"]
     )
     parser.add_argument("--rows", nargs="+", choices=[*ROWS, *GROUPS], metavar="ROW", help="see below; default: all")
-    parser.add_argument("--repeats", type=int, default=3, help="fewer where they take more than 0.6 of the time limit")
+    parser.add_argument("--repeats", type=int, default=3, help="fewer if they take more than 0.6 of the time limit")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget-mb", type=float, help="memory_mb of evaluate_retrieval")
-    parser.add_argument("--timeout", type=float, help="seconds for a row, all in all; default: 600, scenario A 7200")
-    parser.add_argument("--all", action="store_true", help="try rows that take very long or much memory, too")
+    parser.add_argument("--timeout", type=float, help="seconds for a row in total; default: 600, scenario A 7200")
+    parser.add_argument("--all", action="store_true", help="also try rows that take very long or need much memory")
     add_file_option(parser)
     parser.add_argument(
         "--scenario-a",
         action="store_true",
-        help="158,652 items of 3,000 classes, well-trained unless told, once; the floor from a sample of its tiles",
+        help="158,652 items of 3,000 classes, well-trained by default, once; the floor from a sample of its tiles",
     )
     parser.add_argument(
         "--in-process",
         action="store_true",
-        help="all rows in this process: quick, but memory and order blur; for tests",
+        help="run all rows in this process: quick, but memory and order are unreliable; for tests",
     )
     for internal in ("--row", "--data", "--result"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
@@ -784,7 +784,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         benchmark(options, results)
     except KeyboardInterrupt:
-        say("interrupted: what was measured so far is above")
+        say("interrupted: the results so far are above")
         code = 130
     if any(str(result.get("note", "")).startswith(("failed", "ended")) for result in results):
         code = code or 1
@@ -793,7 +793,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_pivot(options: argparse.Namespace, results: Sequence[dict[str, Any]]) -> None:
-    """Print the table of all sets, and write it with all that was measured where `--json` says."""
+    """Print the table of all sets, and write it with all measurements to the file of `--json`."""
     device = None if options.device == "cpu" else torch.cuda.get_device_name(options.device)
     more = {"options": vars(options), "results": results}
     columns = pivot_columns(options.difficulty)

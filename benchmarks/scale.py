@@ -1,14 +1,14 @@
-"""Time an evaluation of a file under a hard limit of memory beside the same one in memory.
+"""Compare the time of evaluating a file under a hard memory limit and evaluating the same embeddings in memory.
 
     python benchmarks/scale.py                                         # 200,000 items, 2,000 queries
     python benchmarks/scale.py --items 2000000 --queries 20000         # 512 MB of float16
     python benchmarks/scale.py --processes 2 4                         # shared by processes that torchrun starts
-    python benchmarks/scale.py --processes 4 --kill                    # which are killed at half, and go on
+    python benchmarks/scale.py --processes 4 --kill                    # killed half-way, and resumed
 
-Each row is a process of its own. That which reads the file may hold no more than the limit, beside what is mapped from files
-(RLIMIT_DATA; what libraries reserve and do not hold comes on top): a larger allocation fails. Seconds of several processes
-are from their start to their end; memory is what the process holds at the end. All rows must have the same values, to the
-last bit.
+Each row is a separate process. The process that reads the file has a memory limit (RLIMIT_DATA, which does not count mapped
+files; memory that libraries reserve but do not use is added to it): a larger allocation fails. The seconds of several
+processes are from their start to their end. Memory is the memory of the process at the end. All rows must have the same
+values, to the last bit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COLUMNS = (
 
 
 def write(folder: Path, items: int, dim: int) -> None:
-    """Write embeddings of classes as float16, some at a time, and their labels."""
+    """Write embeddings of classes as float16, in chunks, and their labels."""
     generator = np.random.default_rng(0)
     rows = np.lib.format.open_memmap(folder / "rows.npy", "w+", np.float16, (items, dim))
     labels = generator.integers(items // OF_A_CLASS, size=items)
@@ -62,7 +62,7 @@ def write(folder: Path, items: int, dim: int) -> None:
 
 
 def held(key: str) -> float:
-    """Return a line of the system's record of this process in MB."""
+    """Return an entry of the system's record of this process, in MB."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(key):
             return float(line.split()[1]) / 1024
@@ -70,7 +70,7 @@ def held(key: str) -> float:
 
 
 class Peak:
-    """The largest anonymous memory of this process in MB, and what it had at first."""
+    """Records the peak anonymous memory of this process in MB, and its memory at the start."""
 
     def __init__(self) -> None:
         self.before = self.largest = held("RssAnon")
@@ -83,7 +83,7 @@ class Peak:
 
 
 def evaluate(folder: Path, options: argparse.Namespace, *, loaded: bool) -> dict[str, Any]:
-    """Evaluate in this process, and return what it took."""
+    """Evaluate in this process, and return the cost."""
     compiled = torch.randn(3_000, 8).half()
     evaluate_retrieval(compiled.float(), torch.arange(3_000) % 50, metrics=METRICS)
     labels: Any = np.load(folder / "labels.npy")
@@ -91,7 +91,7 @@ def evaluate(folder: Path, options: argparse.Namespace, *, loaded: bool) -> dict
         rows: Any = torch.from_numpy(np.load(folder / "rows.npy")).float()
     else:
         rows = Shards(folder / "rows.npy", labels=labels)
-        reserved = held("VmData") - held("RssAnon")  # by libraries, who hold none of it
+        reserved = held("VmData") - held("RssAnon")  # by libraries that do not use it
         resource.setrlimit(resource.RLIMIT_DATA, (int((reserved + options.limit_mb) * 2**20), resource.RLIM_INFINITY))
     started, used = time.perf_counter(), time.process_time()
     report = evaluate_retrieval(rows, labels, max_queries=options.queries, metrics=METRICS, memory_mb=options.memory_mb)
@@ -111,7 +111,7 @@ def share(
     state: str | None = None,
     stop: float = 1e6,
 ) -> float:
-    """Evaluate the file by processes that torchrun starts; kill them after some seconds; return how long that took."""
+    """Evaluate the file with processes that torchrun starts, kill them after `stop` seconds, and return the seconds."""
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), __file__]
     words += ["--row", "share", "evaluate", f"{name}/rows.npy", "--labels", f"{name}/labels.npy", "--json"]
     words += ["--max_queries", str(options.queries), "--memory_mb", str(options.memory_mb)]
@@ -121,7 +121,7 @@ def share(
     try:
         printed, said = begun.communicate(timeout=stop)
     except subprocess.TimeoutExpired:
-        # The processes of torchrun have groups of their own, so that no signal to a group reaches them all.
+        # Each process of torchrun has its own group, so that no signal to a group reaches them all.
         for process in [begun.pid, *descendants(begun.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -134,7 +134,7 @@ def share(
 
 
 def descendants(process: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have started (Linux)."""
+    """Return the descendants of a process (Linux)."""
     started = [
         int(child)
         for task in Path(f"/proc/{process}/task").iterdir()
@@ -146,7 +146,7 @@ def descendants(process: int) -> list[int]:
 def main() -> None:
     """Make the data, run each row, and print the table."""
     if sys.argv[1:3] == ["--row", "share"]:
-        journal.INTERVAL = 1.0  # a minute is longer than most of these
+        journal.INTERVAL = 1.0  # most processes start and end in less than a minute
         sys.exit(fewshot(sys.argv[3:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=200_000)
@@ -155,9 +155,9 @@ def main() -> None:
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of the evaluation")
     parser.add_argument("--limit_mb", type=float, default=1_000, help="of the whole process that reads the file")
     parser.add_argument(
-        "--processes", type=int, nargs="*", default=[], help="how many share one more evaluation of the file"
+        "--processes", type=int, nargs="*", default=[], help="numbers of processes that share more evaluations"
     )
-    parser.add_argument("--kill", action="store_true", help="the last of these once more, killed at half and resumed")
+    parser.add_argument("--kill", action="store_true", help="repeat the last of these, killed half-way and resumed")
     parser.add_argument("--rounds", type=int, default=1, help="of the first two rows")
     add_file_option(parser)
     parser.add_argument("--row", choices=["memory", "file"], help=argparse.SUPPRESS)

@@ -1,12 +1,12 @@
-"""Ask libraries for the recall of small lists that an index has found, and say which of them agree with their documentation.
+"""Compute the recall of small search results with several libraries, and check each library against its documentation.
 
-    pip install -e ".[test-integrations]"          # all libraries that are asked
+    pip install -e ".[test-integrations]"          # all libraries of the table
     python benchmarks/search_conformance.py        # prints the table
-    python benchmarks/search_conformance.py --write   # and puts it into docs/metrics/agreement.md, if all are installed
+    python benchmarks/search_conformance.py --write   # writes it to docs/metrics/agreement.md, if all are installed
 
-The cases are data, `search_cases.json`: embeddings that are small numbers, dot products as scores, found lists, exact
-fractions as values, and a sentence that derives them. The questions are the same as in `conformance.py`, and the items come
-in all orders.
+The cases are in `search_cases.json`: embeddings are small numbers, scores are dot products, each case has the found lists,
+and values are exact fractions that one sentence explains. The questions are the same as in `conformance.py`, and the items
+come in all orders.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMAND = "python benchmarks/search_conformance.py --write"
 
 @dataclass(frozen=True)
 class FoundCase:
-    """Queries, a gallery or one set whose items search all others, and lists, with the values that rules give."""
+    """Queries and a gallery (or one set in which every item is a query) and found lists, with the value of each rule."""
 
     name: str
     title: str
@@ -52,17 +52,17 @@ class FoundCase:
 
     @property
     def items(self) -> np.ndarray:
-        """The rows that are searched."""
+        """The rows of the gallery."""
         return np.array(self.queries if self.gallery is None else self.gallery, np.float32)
 
     @property
     def ids(self) -> np.ndarray:
-        """The id of each item; without given ones, its index."""
+        """The id of each item; its index if the case has no ids."""
         return np.array(self.gallery_ids or range(len(self.items)))
 
     @property
     def columns(self) -> int:
-        """The number of items that an index is asked for: with one set, one more than k."""
+        """The number of items that the search returns: k, or k + 1 in one set."""
         return len(self.found[0])
 
 
@@ -75,7 +75,7 @@ def load_cases() -> list[FoundCase]:
     ]
 
 
-# Adapters: each asks one library as its documentation shows.
+# Adapters: each calls one library as its documentation shows.
 
 
 def ask_ours(case: FoundCase) -> float:
@@ -184,7 +184,7 @@ LIBRARIES = [
 
 
 def variants(library: Library, case: FoundCase) -> Iterator[tuple[str, FoundCase]]:
-    """Yield the case with its items in other orders."""
+    """Yield the case with its items in all other orders."""
     for order in orders(len(case.items)):
         yield "order", _in_order(case, order)
 

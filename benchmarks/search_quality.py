@@ -1,14 +1,14 @@
-"""What approximate indices of faiss lose, and what it takes to measure that.
+"""How much recall approximate faiss indices lose, and the cost of measuring it.
 
     pip install -e ".[bench]"
     python benchmarks/search_quality.py                                             # one thread
     python benchmarks/search_quality.py --items 20000 --queries 2000 --lists 128    # smaller
 
-A graph of the vectors (HNSW), lists of codes (IVF, PQ), and a graph of the int8 codes of `compression_costs` search the same
-vectors of length 1. The table shows the processor seconds of building the index, of its search, and of `search_quality`,
-which includes exact search and the metrics of labels. It shows recall@k, the value that 1 % of the queries do not exceed,
-and the loss in mAP@k with its two parts. The last line is the loss of the int8 codes by `compression_costs`. If
-`search_quality` has another value or interval of it, the benchmark ends with an error.
+The benchmark searches the same unit vectors with a graph of the vectors (HNSW), lists of codes (IVF, PQ), and a graph of the
+int8 codes of `compression_costs`. The table shows the processor seconds of building the index, of searching it, and of
+`search_quality`, which includes the exact search and the label metrics. It also shows recall@k, the value that 1 % of the
+queries do not exceed, and the loss in mAP@k with its two parts. The last row is the loss of the int8 codes according to
+`compression_costs`. If `search_quality` gives another value or interval for it, the benchmark ends with an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch  # before faiss: each brings a library of threads
+import torch  # before faiss: each loads its own threading library
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -67,14 +67,14 @@ def points(options: argparse.Namespace) -> Sets:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a call returns, and its processor seconds."""
+    """Return the result of a call, and its processor seconds."""
     started = time.process_time()
     result = work()
     return result, time.process_time() - started
 
 
 def int8_codes(rows: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """Return the codes of `compression_costs` as floats: the range of each dimension in 255 steps."""
+    """Return the int8 codes of `compression_costs` as floats: 255 steps over the range of each dimension."""
     low, high = gallery.min(axis=0), gallery.max(axis=0)
     codes: np.ndarray = np.clip(np.floor((rows - low) / ((high - low) / np.float32(255))), 0, 255) - 128
     return codes
@@ -90,7 +90,7 @@ class Index(NamedTuple):
     settings: tuple[int, ...]
     # the setting that trades time for recall
     set_to: Callable[[Any, int], None]
-    # the stored rows, and queries, as arguments of `search_quality`; decoded rows do not have length 1
+    # decoded rows and queries, as arguments of `search_quality`; decoded rows do not have length 1
     stored: Callable[[Any], dict[str, Any]]
 
 
@@ -117,7 +117,7 @@ def indices(sets: Sets, options: argparse.Namespace) -> Iterator[Index]:
 
     def lists_of_codes() -> Any:
         index = faiss.index_factory(options.dim, f"IVF{options.lists},PQ16", faiss.METRIC_INNER_PRODUCT)
-        index.do_polysemous_training = False  # 25 seconds for a filter that this search does not use
+        index.do_polysemous_training = False  # it takes 25 seconds, for a filter that this search does not use
         return index
 
     probes = tuple(sorted({max(1, options.lists // 128), max(1, options.lists // 16), options.lists}))
@@ -137,7 +137,7 @@ def indices(sets: Sets, options: argparse.Namespace) -> Iterator[Index]:
 
 
 def built(index: Index) -> Any:
-    """Return an index of faiss that is trained and filled."""
+    """Return a trained and filled faiss index."""
     made = index.make()
     if not made.is_trained:
         made.train(index.gallery)
@@ -183,7 +183,7 @@ def main() -> None:
             "none: int8 codes, compression_costs", None, None, seconds, None, None, *[known[key].value] * 2, None
         )
     if any(known[name] != quality.quantisation[name] for name in known):
-        raise SystemExit("The loss by quantisation is not that of compression_costs.")
+        raise SystemExit("The quantisation loss differs from the loss by compression_costs.")
 
 
 def add_row(
@@ -196,7 +196,7 @@ def add_row(
     sets: Sets,
     options: argparse.Namespace,
 ) -> Any:
-    """Add the line of an index with a setting, and return its quality."""
+    """Add the row of an index with a setting, and return its quality."""
     (_, found), seconds = timed(lambda: made.search(index.queries, options.k))
     quality, seconds_to_compare = timed(
         lambda: search_quality(found, sets.queries, sets.gallery, **sets.named(), **stored)

@@ -1,9 +1,9 @@
-"""What an evaluation of a small set takes, metric by metric: mostly fixed costs.
+"""The cost of evaluating a small set, metric by metric; most of it is fixed.
 
     python benchmarks/small_sets.py [--items 250 1000 2000 4000] [--dim 512] [--difficulty well-trained] [--rounds 15]
 
-Processor milliseconds of one thread, medians over rounds in turns. Each row asks for the metrics of the row above and some
-more.
+The table shows processor milliseconds of one thread, as medians over rounds in turns. Each row computes the metrics of the
+row above and further metrics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METRICS = {
 
 
 def runs(embeddings: Tensor, labels: Tensor) -> dict[str, Callable[[], object]]:
-    """Return row -> what is timed."""
+    """Return row -> the timed call."""
     timed: dict[str, Callable[[], object]] = {"the float32 product of all pairs": lambda: embeddings @ embeddings.T}
     for row, metrics in METRICS.items():
         timed[row] = partial(evaluate_retrieval, embeddings, labels, metrics=metrics)
@@ -41,7 +41,7 @@ def runs(embeddings: Tensor, labels: Tensor) -> dict[str, Callable[[], object]]:
 
 
 def milliseconds(timed: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return the median of each row over rounds, after one that compiles."""
+    """Return the median of each row over rounds, after a first round that compiles."""
     taken: dict[str, list[float]] = {row: [] for row in timed}
     for _ in range(rounds + 1):
         for row, run in timed.items():

@@ -1,17 +1,17 @@
-"""How many flipped labels `suspects` finds, beside cleanlab on the votes of the same neighbours.
+"""How many flipped labels `suspects` finds, compared with cleanlab on the votes of the same neighbours.
 
     python benchmarks/suspects.py                                # three sets, 1, 5 and 10 % of the labels, ten seeds
     python benchmarks/suspects.py --flips close --shares 0.05    # flipped to one of the three most similar classes
     python benchmarks/suspects.py --small                        # classes of two to five items, and very uneven ones
 
-Sets: scikit-learn's digits as pixels (1,797 items, 10 classes), and the glyphs of the test and validation scripts as 64
-principal components of their pixels (2,892 and 3,496 items, classes of up to 16). Each seed flips another share of the
-labels. Precision and recall are those of what a method returns, as it comes; average precision is that of its order of all
-items, which needs no threshold. cleanlab (Northcutt, Jiang and Chuang 2021) gets the share of votes of the same neighbours
-as out-of-sample probabilities, as its Datalab does with features: `find_label_issues` with its default filter and with
-"both", ordered by the label quality score of self-confidence or of the normalised margin. Items none of whose neighbours
-has their label are ties of self-confidence zero; "no zeros" raises zeros to 1e-9 and normalises, which orders these ties by
-how many classes the votes name. Cells are means over seeds with the half width of a 95 % interval (Student's t).
+The sets are scikit-learn's digits as pixels (1,797 items, 10 classes), and the glyphs of the test and validation scripts as
+64 principal components of their pixels (2,892 and 3,496 items, classes of up to 16). Each seed flips other labels. Precision
+and recall are computed on the list that a method returns; average precision is computed on its ranking of all items and
+needs no threshold. cleanlab (Northcutt, Jiang and Chuang 2021) gets the vote fractions of the same neighbours as
+out-of-sample probabilities, as its Datalab does with features. It runs `find_label_issues` with its default filter and with
+"both", ordered by the label quality score of self-confidence or of the normalised margin. If no neighbour of an item has its
+label, its self-confidence is zero, and such items tie; "no zeros" raises zeros to 1e-9 and normalises, which orders the ties
+by the number of classes in the votes. Cells are means over seeds with the half width of a 95 % interval (Student's t).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fewshot_callbacks import Glyphs, nearest, suspects
 
 Set = tuple[str, NDArray[np.float64], NDArray[np.int64]]
 Method = Callable[[NDArray[np.float64], NDArray[np.int64], int], tuple[NDArray[np.bool_], NDArray[np.float64]]]
-"""vectors, labels and k -> which items it returns, and how suspicious each item is"""
+"""vectors, labels and k -> the returned items, and the suspicion of each item"""
 
 
 def sets(small: bool) -> Iterator[Set]:
@@ -59,7 +59,7 @@ def sets(small: bool) -> Iterator[Set]:
 def flipped(
     vectors: NDArray[np.float64], labels: NDArray[np.int64], share: float, close: bool, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Labels of which a share is wrong, and which are."""
+    """Return labels with a fraction of wrong ones, and which labels are wrong."""
     rng, classes = np.random.default_rng(seed), int(labels.max()) + 1
     wrong = rng.permutation(len(labels))[: max(1, round(share * len(labels)))]
     given = labels.copy()
@@ -87,7 +87,7 @@ def cleanlab(filter_by: str, score: str, least: float = 0.0) -> Method:
     def find(
         vectors: NDArray[np.float64], labels: NDArray[np.int64], k: int
     ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        present, given = np.unique(labels, return_inverse=True)  # it wants labels without gaps
+        present, given = np.unique(labels, return_inverse=True)  # it needs labels without gaps
         votes = given[nearest(vectors, k=k).indices.numpy()]
         probabilities = np.stack([(votes == label).mean(axis=1) for label in range(len(present))], axis=1)
         if least:
@@ -125,7 +125,7 @@ def main() -> None:
         "--flips", choices=["random", "close"], default="random", help="to any class, or to a similar one"
     )
     parser.add_argument(
-        "--small", action="store_true", help="keep two to five items of a class; of the digits 5 to 170"
+        "--small", action="store_true", help="keep two to five items per class (5 to 170 for the digits)"
     )
     parser.add_argument("--seeds", type=int, default=10, help="draws of the flipped labels (default: %(default)s)")
     parser.add_argument("--k", type=int, default=10, help="neighbours that vote (default: %(default)s)")

@@ -1,24 +1,25 @@
-"""What `evaluate_trials` costs, and how often its intervals by identity contain the truth.
+"""The cost of `evaluate_trials`, and how often its intervals by identity cover the true value.
 
     python benchmarks/trials.py [--trials 8010270] [--identities 5000]      processor time, and memory beyond the scores
-    python benchmarks/trials.py --coverage [--sets 400]                     share of the sets whose interval holds the truth
+    python benchmarks/trials.py --coverage [--sets 400]                     coverage of the intervals
     python benchmarks/trials.py --slices [--sets 400]                       the same of `TrialReport.of_slices`
     python benchmarks/trials.py --identification [--sets 400]               the same of `evaluate_identification`
 
-Costs are processor seconds, and multiples of one sort of the same scores (`numpy.argsort`); memory is the peak beyond what
-is held before the call. `--json` writes their table.
+Costs are processor seconds, and multiples of one sort of the same scores (`numpy.argsort`); memory is the peak minus the
+memory before the call. `--json` writes the table of costs.
 
-For the coverage, identities are drawn anew for each set: normal in 16 dimensions, some of them alike to many, with a
-scatter that differs from identity to identity, four items of each. Scores are cosines of all pairs of items, or of a list
-with so many trials of each kind for each identity. The truth is that of all pairs of 3,000 identities. Where fewer than
-ten false matches rest under a value there is no interval; the share of the sets with one is in brackets.
+For the coverage, each set draws new identities: normal in 16 dimensions, some of them similar to many others, with a
+different scatter for each identity and four items per identity. Scores are cosines of all pairs of items, or of a list with
+a fixed number of trials of each kind per identity. The true value comes from all pairs of 3,000 identities. A value that
+rests on fewer than ten false matches has no interval; the fraction of sets with an interval is in brackets.
 
-For slices 60, 30 and 10 % of the identities are in three groups, which lie in different directions and scatter more, the
-smaller they are. The truth is the rate of 20,000 other identities at the threshold of the set. A set counts if the intervals
-of all three groups, and of trials across groups, hold it. In brackets is the mean number of mistakes in the smallest group.
+For slices, 60, 30 and 10 % of the identities are in three groups. The groups point in different directions, and smaller
+groups scatter more. The true value is the rate of 20,000 other identities at the threshold of the set. A set counts if the
+intervals of all three groups, and of trials across groups, cover it. The mean number of mistakes in the smallest group is in
+brackets.
 
-For identification 100 of the identities have an item in the gallery and three queries, and others have four queries and are
-unknown. The truth is the mean of 100 sets with 1,000 unknown identities.
+For identification, 100 of the identities have an item in the gallery and three queries; the other identities are unknown and
+have four queries. The true value is the mean of 100 sets with 1,000 unknown identities.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fewshot_callbacks.functional import Interval
 KEYS = ("eer", "pair_auroc", "min_dcf@0.01", "min_dcf@0.5", "tar@far0.1", "tar@far0.01", "tar@far0.001")
 DIM, ITEMS = 16, 4
 DESIGNS = ((50, 0), (50, 10), (200, 0), (200, 1), (200, 10), (500, 1), (500, 10))
-"""Identities, and trials of each kind for each of them; 0: all pairs."""
+"""Number of identities, and trials of each kind per identity; 0: all pairs."""
 COSTS = (
     Column("call"),
     Column("processor seconds", ".1f"),
@@ -59,7 +60,7 @@ KNOWN, UNKNOWN, IDENTIFICATION = 100, (15, 50, 200), "tpir@fpir0.1"
 
 
 def cost(run: Callable[[], Any]) -> tuple[float, float | None]:
-    """Processor seconds; and of a second call, before which free memory is given back, MB at most beyond what was held."""
+    """Return the processor seconds of a call, and the peak MB of a second call, for which freed memory is returned first."""
     started = time.process_time()
     run()
     seconds = time.process_time() - started
@@ -91,7 +92,7 @@ def costs(trials: int, identities: int, file: str | None) -> None:
 
 
 def people(rng: np.random.Generator, identities: int, *, grouped: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Items of identities, as unit vectors, and whose they are."""
+    """Return items as unit vectors, and the identity of each item."""
     centres = rng.normal(size=(identities, 1, DIM))
     centres[:, 0, 0] += 0.5 * rng.normal(size=identities).clip(0)
     scatter = 0.9 * np.exp(0.35 * rng.normal(size=(identities, 1, 1)) - 0.5)
@@ -106,7 +107,7 @@ def people(rng: np.random.Generator, identities: int, *, grouped: bool = False) 
 def drawn(
     rng: np.random.Generator, identities: int, each: int, *, grouped: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores and both identities of the trials of a set."""
+    """Return the scores and both identities of the trials of a set."""
     rows, labels = people(rng, identities, grouped=grouped)
     if not each:
         i, j = np.triu_indices(len(rows), 1)
@@ -142,7 +143,7 @@ def coverage(sets: int) -> Table:
 def sliced(
     rng: np.random.Generator, identities: int, each: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Scores, kinds, both identities and the slices of the trials of a set of three groups."""
+    """Return the scores, kinds, identities and slices of the trials of a set with three groups."""
     scores, first, second = drawn(rng, identities, each, grouped=True)
     sides = GROUPS[first % len(GROUPS)], GROUPS[second % len(GROUPS)]
     return scores, first == second, first, second, {"group": sides}
@@ -186,14 +187,14 @@ def slice_coverage(sets: int) -> Table:
 
 
 def covers(interval: Interval, scores: np.ndarray, threshold: float, rate: str) -> bool:
-    """Whether an interval holds the share of ascending scores that a threshold decides wrongly; a missing one does."""
+    """Return whether an interval covers the fraction of ascending scores that a threshold gets wrong; NaN ends cover it."""
     rejected = float(np.searchsorted(scores, threshold)) / len(scores)
     truth = rejected if rate == "false_non_match_rate" else 1 - rejected
     return not (interval.low > truth or interval.high < truth)
 
 
 def identified(rng: np.random.Generator, unknown: int) -> tuple[float, tuple[float, float]]:
-    """TPIR of a drawn set with so many unknown identities, and its interval."""
+    """Return the TPIR of a drawn set with a number of unknown identities, and its interval."""
     rows, labels = people(rng, KNOWN + unknown)
     enrolled = (labels < KNOWN) & (np.arange(len(labels)) % ITEMS == 0)
     found = evaluate_identification(

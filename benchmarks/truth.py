@@ -1,13 +1,12 @@
-"""Time `fewshot nearest` on files: one process, several, and several that are killed and go on, within a budget.
+"""Time `fewshot nearest` on files within a budget: one process, several, and several that are killed and resumed.
 
     python benchmarks/truth.py                                         # 200,000 items, 2,000 queries
     python benchmarks/truth.py --items 2000000 --queries 10000         # 256 MB of float16
-    python benchmarks/truth.py --processes 2 --kill                    # two processes, also killed at half and resumed
+    python benchmarks/truth.py --processes 2 --kill                    # two processes, also killed half-way and resumed
 
-The items are in 20 files. Each row is a command of its own, which torchrun starts, and all must write the same file, byte
-for byte. Seconds are from the start of the search to its end, in the slowest process. Memory is the largest anonymous memory
-of a process beyond the memory that it has before the search, and beyond its drawn queries. Mapped pages of files do not
-count.
+The items are in 20 files. Each row is a separate command that torchrun starts, and all must write the same file, byte for
+byte. Seconds are from the start of the search to its end, in the slowest process. Memory is the peak anonymous memory of a
+process, minus its memory before the search and its drawn queries. Mapped pages of files do not count.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ COLUMNS = (
 
 
 def write(folder: Path, items: int, dim: int) -> None:
-    """Write embeddings of float16, one file at a time."""
+    """Write float16 embeddings, one file at a time."""
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(1000, dim)).astype(np.float32)
     for number, part in enumerate(np.array_split(np.arange(items), FILES)):
@@ -55,7 +54,7 @@ def write(folder: Path, items: int, dim: int) -> None:
 
 
 def search(words: list[str], measured: Path) -> int:
-    """Run the command in one of the processes of a row, and write what it took."""
+    """Run the command in one process of a row, and write its cost."""
     warmed = tempfile.mkdtemp()
     np.save(f"{warmed}/rows.npy", np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float16))
     write_neighbours(f"{warmed}/truth.parquet", nearest(Shards(f"{warmed}/rows.npy"), k=100, memory_mb=1))
@@ -70,14 +69,14 @@ def search(words: list[str], measured: Path) -> int:
 
 
 def row(folder: Path, options: argparse.Namespace, count: int, name: str, stop: float | None = None) -> dict[str, Any]:
-    """Search with some processes, kill them after some seconds, and return what the search took.
+    """Search with several processes, kill them after `stop` seconds, and return the cost of the search.
 
     Args:
-        folder: Has the files, and gets the result.
+        folder: Folder of the files and of the result.
         options: The options of this script.
         count: Number of processes.
         name: Name of the result.
-        stop: Seconds; None to wait for the end.
+        stop: Seconds; None waits for the end.
     """
     measured = Path(tempfile.mkdtemp(dir=folder))
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), __file__]
@@ -89,7 +88,7 @@ def row(folder: Path, options: argparse.Namespace, count: int, name: str, stop: 
     try:
         _, said = begun.communicate(timeout=stop)
     except subprocess.TimeoutExpired:
-        # The processes of torchrun have groups of their own, so that no signal to a group reaches them all.
+        # Each process of torchrun has its own group, so that no signal to a group reaches them all.
         for process in [begun.pid, *descendants(begun.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -111,7 +110,7 @@ def row(folder: Path, options: argparse.Namespace, count: int, name: str, stop: 
 def main() -> None:
     """Make the data, run each row, and print the table."""
     if sys.argv[1:2] == ["--row"]:
-        journal.INTERVAL = 1.0  # a minute is longer than most of these
+        journal.INTERVAL = 1.0  # most processes start and end in less than a minute
         sys.exit(search(sys.argv[3:], Path(sys.argv[2])))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=200_000)
@@ -119,8 +118,8 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=2_000)
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--memory_mb", type=float, default=512, help="budget of each process")
-    parser.add_argument("--processes", type=int, default=2, help="how many share the second search")
-    parser.add_argument("--kill", action="store_true", help="these once more, killed at half and resumed")
+    parser.add_argument("--processes", type=int, default=2, help="numbers of processes that share further searches")
+    parser.add_argument("--kill", action="store_true", help="repeat these, killed half-way and resumed")
     add_file_option(parser)
     options = parser.parse_args()
     print(

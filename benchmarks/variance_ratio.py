@@ -1,21 +1,21 @@
-"""J and the variance ratio of batches, episodes and whole sets; what the ratio costs; how often its interval holds.
+"""J and the variance ratio of batches, episodes and whole sets; the cost of the ratio; the coverage of its interval.
 
-    python benchmarks/variance_ratio.py [--draws 300]                two tables: simulated, and of the glyphs
-    python benchmarks/variance_ratio.py --cost [--json FILE]         of both for a batch
+    python benchmarks/variance_ratio.py [--draws 300]                two tables: simulated data and glyphs
+    python benchmarks/variance_ratio.py --cost [--json FILE]         the cost of both for a batch
     python benchmarks/variance_ratio.py --coverage [--sets 200]
 
-The simulated population has 1,000 classes of 50 items in 64 dimensions, normal, with a known ratio of variances; the glyphs
-are the training split, as pixels and as Conv4 embeds them before any training. Each cell is the median over draws of J and
-of the ratio, and the standard deviation of the ratio. Of a batch in which no class has two items both are undefined; these
-are left out and counted.
+The simulated population has 1,000 normal classes of 50 items in 64 dimensions, with a known ratio of variances. The glyphs
+are the training split, as pixels and as embeddings of an untrained Conv4. Each cell has the medians over draws of J and of
+the ratio, and the standard deviation of the ratio. Both are undefined for a batch in which no class has two items; such
+batches are left out and counted.
 
-Costs are median milliseconds of both ratios of a batch on the CPU, by the compiled loop and by PyTorch's operations, as on a
-GPU, taken in turns.
+Costs are median milliseconds of both ratios for a batch on the CPU. The compiled kernel and PyTorch operations (as on a GPU)
+take turns.
 
-For the coverage classes are drawn anew for each set: normal in 1 or 64 dimensions of equal or falling variance, of equal
-or unequal size (log-normal, from one item on), with the same or with different scatter in each class. Printed are the
-lowest, median and highest share of the sets whose interval holds the truth, over the regimes of each line; sets without an
-interval (an estimate without one class is undefined) are left out.
+For the coverage, each set draws new classes: normal in 1 or 64 dimensions with equal or decreasing variance, of equal or
+unequal size (log-normal, at least one item), with the same or a different scatter in each class. The table shows the lowest,
+median and highest coverage over the regimes of each row. Sets without an interval (an estimate without one class is
+undefined) are left out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def episodes(labels: Tensor, ways: int, items: int, draws: int) -> Iterator[Tens
 
 
 def measure(embeddings: Tensor, labels: Tensor, per_class: int, draws: int, generator: torch.Generator) -> list[str]:
-    """A cell for each way to draw: median J, median ratio (standard deviation)."""
+    """Return one cell per way to draw: median J, median ratio (standard deviation)."""
     ways = {
         "shuffled 64": shuffled(labels, 64, draws, generator),
         "shuffled 256": shuffled(labels, 256, draws, generator),
@@ -122,14 +122,14 @@ def of_glyphs(draws: int) -> Table:
 
 
 def by_pytorch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both ratios by PyTorch's operations, as on a GPU."""
+    """Return both ratios by PyTorch operations, as on a GPU."""
     with torch.no_grad():
         batch = BatchScatter.of(embeddings, labels, normalize=False)
         return batch.discriminant_ratio(eps=EPS, skip_singletons=False), batch.variance_ratio()
 
 
 def cost(file: str | None) -> None:
-    """Print what both ratios of a batch cost, and write it to a file."""
+    """Print the cost of both ratios for a batch, and write it to a file."""
     with Results(COSTS, threads=torch.get_num_threads(), file=file) as results:
         for items, dim in ((80, 256), (256, 512), (1024, 2048)):
             embeddings = torch.randn(items, dim)
@@ -145,7 +145,7 @@ def cost(file: str | None) -> None:
 
 
 def share_that_holds(regime: tuple[int, int, float, int, bool, bool, bool], sets: int) -> float:
-    """Of sets of this regime, the share whose interval holds the truth; NaN where too few have one."""
+    """Return the coverage over sets of this regime; NaN if too few sets have an interval."""
     classes, dim, truth, size, unequal, falling, different = regime
     rng = np.random.default_rng(0)
 
@@ -159,7 +159,7 @@ def share_that_holds(regime: tuple[int, int, float, int, bool, bool, bool], sets
         if unequal:
             sizes = (size * (0.8 * normal(classes) - 0.32).exp()).round().clamp(min=1)
         width = (0.5 * normal(classes) - 0.25).exp() if different else torch.ones(classes)  # of mean square 1
-        # class means and scatters by their distributions, instead of all items
+        # draws class means and scatters from their distributions, instead of all items
         means = (
             math.sqrt(truth) * normal(classes, dim) + normal(classes, dim) * (width / sizes.sqrt())[:, None]
         ) * variances.sqrt()
@@ -201,7 +201,7 @@ def coverage(sets: int) -> Table:
 
 
 def main() -> None:
-    """Print what is asked for."""
+    """Print the chosen tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300, help="batches of each kind")
     parser.add_argument("--cost", action="store_true", help="of a batch, instead of the tables")

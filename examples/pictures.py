@@ -1,8 +1,8 @@
-"""Train on the glyphs for two epochs and log pictures: which queries fail, a map of the embedding, score plots.
+"""Train on the glyphs for two epochs and log figures: failed queries, a map of the embedding, score plots.
 
 Run it as it is:    python examples/pictures.py
-It needs about a minute on a laptop and writes PNG files to runs/pictures/. With `--docs docs/images` it also makes the
-pictures of docs/callbacks/pictures.md.
+It takes about a minute on a laptop and writes PNG files to runs/pictures/. With `--docs docs/images` it also makes the
+figures of docs/callbacks/pictures.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from fewshot_callbacks import (
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--episodes", type=int, default=40)
-parser.add_argument("--docs", type=Path, help="folder that the pictures of the documentation are written to")
+parser.add_argument("--docs", type=Path, help="folder for the figures of the documentation")
 options = parser.parse_args()
 
 seed_everything(0)

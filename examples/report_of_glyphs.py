@@ -3,9 +3,9 @@
     python examples/report_of_glyphs.py                  # two minutes: two networks, 3 % wrong labels, 20 duplicates
     python examples/report_of_glyphs.py --quick          # half a minute, with a poorer embedding
 
-A Conv4 with the distance-ratio head, and beside it one with the softmax head, embed the test glyphs: scripts that training
-has not seen. Some labels are replaced by random ones, and slightly noisy copies of some images are put into another split,
-the glyphs of validation. The report finds both without being told.
+Two Conv4 networks, one with the distance-ratio head and one with the softmax head, embed the test glyphs: scripts that are
+not in the training set. Some labels are replaced by random ones, and slightly noisy copies of some images are added to the
+validation glyphs. The report finds both without knowing about them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def embed(network: ProtoNet, images: Tensor) -> np.ndarray:
 
 
 def save(images: Tensor, folder: Path) -> np.ndarray:
-    """Write each image as a PNG file; return the paths, seen from the folder above."""
+    """Write each image as a PNG file, and return the paths relative to the parent folder."""
     folder.mkdir(exist_ok=True)
     names = [f"{number:05d}.png" for number in range(len(images))]
     for name, image in zip(names, images.numpy(), strict=True):

@@ -1,7 +1,7 @@
 """Run examples/colab.ipynb from top to bottom, as continuous integration does.
 
-python examples/run_notebook.py             # FEWSHOT_QUICK=1 shortens the trainings
-python examples/run_notebook.py --write     # and keep what is printed and drawn in the notebook
+python examples/run_notebook.py             # FEWSHOT_QUICK=1 shortens the training runs
+python examples/run_notebook.py --write     # also save printed text and figures in the notebook
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How large the built-in data set is, and a page of it; other data sets draw their pages with the same function.
+"""Print the size of the built-in data set, and draw a page of it; other data sets draw pages with the same function.
 
 python examples/sheets.py --sheet glyphs.png    # or glyphs.svg
 """
@@ -19,12 +19,12 @@ from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.glyphs import SCRIPTS_OF, load_drawing
 
-# Of `Glyphs.face_names`: each family in each style.
+# A selection of `Glyphs.face_names`: each family in each style.
 FACE_FAMILIES = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "STIX General")
 FACE_STYLES = ("regular", "bold", "italic", "bold italic")
 TEXT = 8.0  # points
 LETTER = 0.067  # inches of an average letter in that size
-ROOM = 0.3  # inches beside the cells and the names
+ROOM = 0.3  # inches around the cells and the names
 
 
 def draw_sheet(
@@ -40,18 +40,18 @@ def draw_sheet(
     rules: Sequence[float] = (),
     dpi: int = 200,
 ) -> None:
-    """Write a page as a PNG, or as an SVG where the name of the file says so.
+    """Write a page as a PNG, or as an SVG if the file name ends in .svg.
 
     Args:
         path: The file to write.
-        pixels: The whole page: height and width, and the colours where it has some; grey is ink, 0 is paper.
+        pixels: The whole page, (height, width) or (height, width, colours); in grey, 0 is paper and ink is positive.
         columns: The name of each column, drawn upwards.
-        rows: The place of each name at the left, in rows from the top, and the name.
-        cells: How many rows and columns there are.
-        width: Of the page, in inches.
-        names: Inches that the longest of the names of rows takes.
-        groups: Names over the columns, each over as many.
-        rules: Places of lines across the page, in rows from the top.
+        rows: The position of each name on the left, in rows from the top, and the name.
+        cells: Number of rows and columns.
+        width: Width of the page, in inches.
+        names: Width of the longest row name, in inches.
+        groups: Names above the columns; each spans the same number of columns.
+        rules: Positions of lines across the page, in rows from the top.
         dpi: Resolution of the page.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only a sheet needs a figure
@@ -97,13 +97,13 @@ def glyph_sheet(
 ) -> None:
     """Write a page of glyphs as PNG or SVG: rows are classes of each script, columns are typefaces.
 
-    The classes are spread evenly over those of the script that most faces hold. An empty cell is a face that does not
-    hold the character.
+    The classes are spread evenly over the classes of the script that most typefaces contain. A cell is empty if the typeface
+    does not contain the character.
 
     Args:
-        path: The file to write, as an SVG if its name ends in .svg, else as a PNG.
-        split: Split whose scripts are shown; by default all.
-        rows_per_script: Classes of each script.
+        path: The file to write: an SVG if its name ends in .svg, otherwise a PNG.
+        split: Split of the scripts; by default all.
+        rows_per_script: Number of classes per script.
         size: Height and width of the glyphs, in pixels.
         dpi: Resolution of the page.
     """
@@ -139,7 +139,7 @@ def glyph_sheet(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and write the sheet; the exit status is 1 where a setting cannot be used."""
+    """Print the table and write the sheet; the exit status is 1 if a setting cannot be used."""
     parser = argparse.ArgumentParser(description="Print the size of the glyph data set, and draw a page of it.")
     parser.add_argument("--size", type=int, default=32, help="height and width of the images, in pixels")
     parser.add_argument("--min-faces", type=int, default=10, help="smallest number of faces that contain a character")

@@ -1,7 +1,7 @@
 """Train a prototypical network on the glyphs, with J of every batch and exact retrieval metrics of every epoch.
 
 Run it as it is:    python examples/train_protonet.py
-It needs about a minute on a laptop, writes to runs/, and prints the result on scripts that it has never seen.
+It takes about a minute on a laptop, writes to runs/, and prints the result on unseen scripts.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from fewshot_callbacks import (
 # Settings: change them here, or on the command line (--head softmax --epochs 10).
 head = "dr"  # "dr": distance-ratio head with a learnable exponent; "softmax": logits -d^2
 backbone = "conv4"  # "conv4", "resnet18" or any nn.Module that returns (images, dim)
-ways, shots, queries = 20, 1, 3  # of a training episode
-episodes = 40  # training episodes in an epoch
+ways, shots, queries = 20, 1, 3  # per training episode
+episodes = 40  # training episodes per epoch
 epochs = 4
 learning_rate = 1e-3
 seed = 0
@@ -38,7 +38,7 @@ options = parser.parse_args()
 
 seed_everything(seed)
 
-# A class is a character, its images are typefaces; validation and test hold scripts that training does not.
+# A class is a character, its images are typefaces; validation and test have other scripts than training.
 data = FewShotDataModule(Glyphs(), train=Episodes(ways, shots, queries, options.episodes), batch_size=512, seed=seed)
 
 # Test episodes: 600 times 20-way 1-shot with 9 queries, drawn from a seeded list.

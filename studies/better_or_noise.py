@@ -1,22 +1,22 @@
-"""How often are a gain, a slice, a rank and a plan right? Measured on embeddings of real trainings.
+"""How often are a gain, a slice, a rank and a plan right? Measured on embeddings of real training runs.
 
-Run it as it is:    python studies/better_or_noise.py                 (half an hour on one core; it resumes where it was)
+Run it as it is:    python studies/better_or_noise.py                 (half an hour on one core; it can be resumed)
 On icons:           python studies/better_or_noise.py --data icons    (examples/icons lists what to install)
 In short:           python studies/better_or_noise.py --validations 6 --steps 2 --seeds 0 --draws 4
 
-Five small networks are trained, and each is validated 60 times on all classes that it has never seen. These classes are the
-population: their mean is the true value. Test sets are drawn from them, class by class with replacement, and are ranked
-against the gallery of all classes, so that the value of a query does not depend on the draw. Each test set is then judged by
-the package, and the population tells whether the judgement is right.
+The study trains five small networks and validates each of them 60 times on all classes that it has never seen. These classes
+are the population: their mean is the true value. Test sets are drawn from them, class by class with replacement, and are
+ranked against the gallery of all classes, so that the value of a query does not depend on the draw. The package then judges
+each test set, and the population shows whether the judgement is right.
 
 In a second population nothing changes from one validation to the next: each class of a test set goes through the last 40
-validations in an order of its own. Every validation has the same true value then, and every "better" is false.
+validations in its own random order. Every validation then has the same true value, and every "better" is false.
 
 It writes to runs/better_or_noise (--output):
 
-    glyphs_seed0.npz     the values of each query at each validation; a training that has this file is not repeated
+    glyphs_seed0.npz     the values of each query at each validation; a run that has this file is not repeated
     tables.md            every number
-    figures.json         what the figure is drawn from
+    figures.json         the data of the figure
 
 The tables of docs/research/intervals.md have the lowest and the highest value over both data sets, metrics and sizes:
 
@@ -52,9 +52,9 @@ from fewshot_callbacks.functional.retrieval.slices import Attribute, slices_of
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--data", choices=("glyphs", "icons"), default="glyphs")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-parser.add_argument("--validations", type=int, default=60, help="of each training")
+parser.add_argument("--validations", type=int, default=60, help="of each training run")
 parser.add_argument("--steps", type=int, default=20, help="between two validations")
-parser.add_argument("--draws", type=int, default=100, help="test sets drawn for each training")
+parser.add_argument("--draws", type=int, default=100, help="test sets drawn for each training run")
 parser.add_argument("--output", type=Path, default=Path("runs/better_or_noise"))
 parser.add_argument(
     "--summary", type=Path, nargs="+", metavar="FILE", help="print the tables of the page from figures.json"
@@ -63,8 +63,8 @@ options = parser.parse_args()
 training_classes, width, batch_size, learning_rate = 200, 16, 64, 1e-3
 SIZES = (30, 100)  # classes of a test set
 METRICS = ("mAP", "recall@1")
-READ_AT = (2, 5, 10, 20, 40, 60)  # validations whose interval is read
-PLATEAU = 40  # validations at the end of a training that are put in random order
+READ_AT = (2, 5, 10, 20, 40, 60)  # validations with an interval in the tables
+PLATEAU = 40  # validations at the end of a run that are put in random order
 SLICES = 10
 PILOTS = (20, 50, 100)  # classes of a pilot
 RULES = ("first", "best by value", "best")
@@ -125,21 +125,21 @@ class TestSet:
 
 
 def in_order(runs: Runs, test_set: TestSet, training: int, _: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The validations of a training as they were: values of the queries of a test set, and the true value of each."""
+    """The validations of a run in their order: values of the queries of a test set, and the true value of each."""
     return runs[training][:, test_set.queries], runs[training].mean(axis=1, dtype=np.float64)
 
 
 def unchanging(
     runs: Runs, test_set: TestSet, training: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The last validations of a training, in an order of its own for each class: all have the same true value."""
+    """The last validations of a run, in a separate random order for each class: all have the same true value."""
     last = runs[training][-PLATEAU:]
     orders = np.argsort(generator.random((test_set.labels[-1] + 1, len(last))), axis=1)
     return last[orders[test_set.units].T, test_set.queries], np.full(len(last), last.mean(dtype=np.float64))
 
 
 def exchanged(models: np.ndarray, test_set: TestSet, generator: np.random.Generator) -> np.ndarray:
-    """Values of models whose names are exchanged in each class: all have the same true value."""
+    """Values of models, with the models permuted in each class: all have the same true value."""
     orders = np.argsort(generator.random((test_set.labels[-1] + 1, len(models))), axis=1)
     return models[orders[test_set.units].T, test_set.queries]
 
@@ -233,7 +233,7 @@ def coverage_of_slices(runs: Runs, metric: str, classes: int, *, of_classes: boo
         for missed, level in ((alone, 1 - 0.05 * len(attribute.names)), (together, 0.95)):
             slices = slices_of("slice", attribute, requested, values, test_set.labels, level)
             missed.append(
-                # A slice of one class has no interval, so nothing is claimed of it.
+                # A slice of one class has no interval, so it makes no claim.
                 [
                     name
                     for name, one in slices.items()
@@ -270,7 +270,7 @@ def planned(runs: Runs, metric: str, pilot: int) -> list[tuple[int, int, float, 
 
 
 def power_of(pair: np.ndarray, classes: int) -> float:
-    """The share of test sets of so many classes whose interval excludes 0 on the true side."""
+    """Return the fraction of test sets with this number of classes whose interval excludes 0 on the true side."""
     generator = np.random.default_rng(classes)
     side = np.sign(pair[0].mean(dtype=np.float64) - pair[1].mean(dtype=np.float64))
     shown = []

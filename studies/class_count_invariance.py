@@ -5,16 +5,16 @@ It trains six small networks in two or three minutes on two cores, and writes to
 
 1. Recall@1 and Grouped Recall@1 on an eighth, a quarter, half and all of the unseen classes.
 2. The difference between two random halves of the unseen classes, and whether it stays inside its bound.
-3. Both metrics of many checkpoints of one training, and how much their rankings agree.
+3. Both metrics of many checkpoints of one run, and how much their rankings agree.
 4. The gap between training and unseen classes in both metrics, with more and more dropout.
-5. With --model-size, the same gap of networks of 8 to 128 filters a layer, three trainings of each: 15 minutes more.
+5. With --model-size, the same gap of networks with 8 to 128 filters per layer, three training runs each: 15 more minutes.
 
-The weights of each training are kept beside the tables: a second run, or one that was interrupted, continues from there.
+The weights of each run are saved next to the tables, so that a later or interrupted call resumes from them.
 
---data icons does all this on the icon themes of this machine (examples/icons), in a separate folder.
+--data icons does the same on the icon themes of this machine (examples/icons), in a separate folder.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
-docs/metrics/grouped_recall.md shows what came out.
+docs/metrics/grouped_recall.md shows the results.
 """
 
 import argparse
@@ -105,7 +105,7 @@ class Snapshots(Callback):
 
 
 def trained(dropout: float, width: int, seed: int, *callbacks: Callback) -> Classifier:
-    """The network after its training: from the file of an earlier run, or trained now."""
+    """Return the trained network: from the file of an earlier call, or trained now."""
     module = untrained(dropout, width, seed)
     file = options.output / "weights" / f"width{width}_dropout{dropout:g}_seed{seed}_epochs{options.epochs}.pt"
     if file.exists() and not callbacks:
@@ -133,7 +133,7 @@ def untrained(dropout: float, width: int, seed: int) -> Classifier:
 
 
 def gap_of(module: Classifier) -> GeneralizationGap:
-    """What GeneralizationGapMonitor measures in a validation, here after the training instead of at every epoch."""
+    """The values of GeneralizationGapMonitor, here computed after training instead of at every epoch."""
     monitor = GeneralizationGapMonitor(bank=known, classes=None, label_groups=group_size)
     trainer = Trainer(callbacks=[monitor], logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.validate(module, DataLoader(unseen, batch_size=256), verbose=False)
@@ -190,13 +190,13 @@ def with_ends(value: float, interval: Interval) -> str:
 
 
 def normal_error(grouped: GroupedRecall) -> float:
-    """The standard error over groups, of which the source's interval is 1.96 on either side (its section 3.2)."""
+    """Return the standard error over groups; the interval of the source is ± 1.96 standard errors (its section 3.2)."""
     of_groups = grouped.per_group[1][0].double()
     return float(of_groups.std() / len(of_groups) ** 0.5)
 
 
 def over_seeds(values: list[float]) -> tuple[float, Interval]:
-    """The mean over trainings, and its 95 % interval by Student's t."""
+    """Return the mean over training runs, and its 95 % interval by Student's t."""
     values = torch.tensor(values, dtype=torch.float64)
     centre, error = float(values.mean()), float(values.std() / len(values) ** 0.5)
     half = float(stats.t.ppf(0.975, len(values) - 1)) * error
@@ -204,12 +204,12 @@ def over_seeds(values: list[float]) -> tuple[float, Interval]:
 
 
 def mean_interval(intervals: list[Interval]) -> Interval:
-    """Of several trainings, which are measured on the same classes."""
+    """Return the mean interval of several training runs that are measured on the same classes."""
     return Interval(*(sum(ends) / len(intervals) for ends in zip(*intervals, strict=True)))
 
 
 def save(content: object, file: Path) -> None:
-    """An interrupted run leaves no half of a file."""
+    """Save a file as a whole, so that an interrupted run leaves no partial file."""
     file.parent.mkdir(exist_ok=True)
     incomplete = file.with_suffix(".incomplete")
     torch.save(content, incomplete)
@@ -220,7 +220,7 @@ def save(content: object, file: Path) -> None:
 seed_everything(seed, verbose=False)
 to_train_on = load("train")
 known = labelled((to_train_on, class_subset(to_train_on.labels, training_classes, seed=seed)))
-# Glyphs: scripts that training does not hold; icons: names.
+# The unseen classes are other scripts for the glyphs, and other names for the icons.
 unseen = labelled(*((part, torch.arange(len(part))) for part in (load("val"), load("test"))))
 classes = int(unseen.labels.max()) + 1
 console.print(
@@ -228,7 +228,7 @@ console.print(
 )
 
 # ------------------------------------------------------------------------------------------------------------ trainings
-# Figure 2 needs the embeddings of the first training on its way, which are kept in a file, too.
+# Figure 2 needs the embeddings during the first run; they are also saved to a file.
 checkpoint_file = options.output / "weights" / f"checkpoints_dropout{options.dropouts[0]:g}_epochs{options.epochs}.pt"
 if checkpoint_file.exists():
     taken = torch.load(checkpoint_file, weights_only=True)

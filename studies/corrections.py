@@ -1,8 +1,8 @@
-"""Which differences of the studies hold if one corrects for their number? From docs/figures/data alone, in seconds.
+"""Which differences of the studies are significant after correction for their number? Uses only docs/figures/data.
 
     python studies/corrections.py
 
-It trains nothing and prints three parts:
+It trains nothing, takes seconds, and prints three parts:
 
     losses         the paired difference of each loss from soft AP over the seeds, with Bonferroni's correction
     heads          the paired difference of both heads over the seeds, of validation accuracy and of the norm ratio, with
@@ -31,7 +31,7 @@ BETTER_LOW = ("spectral_decay", "uniformity", "nc1", "cdnv", "alignment", "hubne
 NUMBERS = ("rankme", "effective_rank", *BETTER_LOW, "intrinsic_dimension", "spread")
 HEALTH_SETS = {"glyphs": "embedding_health", "icons": "embedding_health_icons"}
 COLLAPSING = "attraction"
-# Eleven draws lie beyond each end of the corrected interval.
+# Eleven draws are beyond each end of the corrected interval.
 DRAWS = 40_000
 
 
@@ -47,9 +47,9 @@ def correlations(values: Array, outcomes: Array, weights: Array) -> Array:
     """Return Spearman's rank correlation of each row of weights.
 
     Args:
-        values: (rows,) one number of each checkpoint.
-        outcomes: (rows,) its outcome.
-        weights: (draws, rows) how often each draw holds the checkpoint.
+        values: (rows,) one number per checkpoint.
+        outcomes: (rows,) the outcome of each checkpoint.
+        weights: (draws, rows) how often each draw contains the checkpoint.
     """
 
     def centred_ranks(column: Array) -> Array:
@@ -76,7 +76,7 @@ def over_runs(rows: Rows, number: str, outcome: str, alpha: float) -> tuple[floa
 
 
 def over_methods(rows: Rows, number: str, outcome: str) -> tuple[float, float]:
-    """Return both ends of a 95 % interval by leaving out each method in turn, on Fisher's scale."""
+    """Return both ends of a 95 % jackknife interval over methods, on Fisher's scale."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     whole = math.atanh(_correlation(rows, number, outcome))
     without = [
@@ -93,13 +93,13 @@ def _correlation(rows: Rows, number: str, outcome: str) -> float:
 
 
 def _columns(rows: Rows, number: str, outcome: str) -> tuple[Array, Array]:
-    """Return the number of each checkpoint, turned so that larger ones are said to be better, and its outcome."""
+    """Return the number of each checkpoint, with a sign so that larger should be better, and its outcome."""
     sign = -1 if number in BETTER_LOW else 1
     return np.array([sign * row[number] for row in rows]), np.array([row[outcome] for row in rows])
 
 
 def losses() -> Iterator[str]:
-    """Yield a line for each difference of mAP, the least likely first."""
+    """Yield a line for each difference of mAP, the smallest p-value first."""
     data = json.loads((DATA / "average_precision_loss.json").read_text(encoding="utf-8"))
     found = []
     for of, values in data["mAP"].items():

@@ -1,4 +1,4 @@
-"""Where is a classifier most, and where is it least confident? Figures 1, 7 and 8 of the distance-ratio paper.
+"""Where is a classifier most confident, and where is it least confident? Figures 1, 7 and 8 of the distance-ratio paper.
 
 Run it as it is:    python studies/distance_ratio_maps.py      (seconds; it writes to runs/distance_ratio)
 
@@ -39,14 +39,14 @@ SCALE, MARGIN = 2.0, 0.25  # of figure 7; its SphereFace has the margin 2 and k 
 LEVELS = np.linspace(0, 1, 41)  # steps of 0.025: few colours, so the files are small
 SIDE = torch.linspace(-2, 2, 401)
 LATITUDE = torch.linspace(-math.pi / 2, math.pi / 2, 241).double()
-LONGITUDE = torch.linspace(-math.pi, math.pi, 481).double()  # 0 lies between green and blue
-TIE = 1e-9  # two extremes of the same height differ by rounding alone
+LONGITUDE = torch.linspace(-math.pi, math.pi, 481).double()  # 0 is between green and blue
+TIE = 1e-9  # two extremes of the same height differ only by rounding
 
 Probability = Callable[[Tensor], Tensor]  # points (points, 3) of the unit sphere -> probability of red (points,)
 
 
 def cosine_classifier(red_logit: Callable[[Tensor], Tensor]) -> Probability:
-    """A softmax of scaled cosines; `red_logit` puts the margin into that of the red class, from its angle."""
+    """A softmax of scaled cosines; `red_logit` computes the logit of the red class, with the margin, from its angle."""
 
     def probability(points: Tensor) -> Tensor:
         cosines = (points @ VECTORS.T).clamp(-1, 1)  # (points, classes)
@@ -73,15 +73,15 @@ SPHERE: dict[str, Probability] = {
 
 
 def on_sphere(latitude: Tensor, longitude: Tensor) -> Tensor:
-    """Points (..., 3) from angles in radians; longitude 0 lies between green and blue."""
+    """Return points (..., 3) from angles in radians; longitude 0 is between green and blue."""
     turned = longitude + math.pi / 4
     return torch.stack([latitude.cos() * turned.cos(), latitude.cos() * turned.sin(), latitude.sin()], dim=-1)
 
 
 def extremes(probability: Probability, sign: int) -> Tensor:
-    """The points (points, 3) of the sphere with the highest (`sign` 1) or the lowest (-1) probability.
+    """Return the points (points, 3) of the sphere with the highest (`sign` 1) or the lowest (-1) probability.
 
-    From the best points of the grid, a search without derivatives: DR has a peak, not a smooth maximum.
+    A derivative-free search starts from the best points of the grid: DR has a peak, not a smooth maximum.
     """
 
     def depth(angles: np.ndarray) -> float:
@@ -100,7 +100,7 @@ def extremes(probability: Probability, sign: int) -> Tensor:
 
 
 def _apart(points: Tensor, radius: float = 0.2) -> list[int]:
-    """Of points in an order of preference, the indices of those that no better one has within the radius."""
+    """Return the indices of the points without a better point within the radius; the points are in order of preference."""
     kept: list[int] = []
     for i, point in enumerate(points):
         if not kept or (points[kept] - point).norm(dim=1).min() > radius:
@@ -177,7 +177,7 @@ def draw_maps(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
 def _draw_field(place: Axes, x: Tensor, y: Tensor, red: Tensor, lines: Sequence[float] = (0.25, 0.5, 0.75)) -> Any:
     place.grid(visible=False)
     shown = place.contourf(x, y, red, levels=LEVELS, cmap=FIELD, antialiased=False)
-    with warnings.catch_warnings():  # older versions of matplotlib cannot, and say so
+    with warnings.catch_warnings():  # older versions of matplotlib cannot do this, and warn
         warnings.filterwarnings("ignore", "Rasterization of")
         shown.set_rasterized(True)  # thousands of corners otherwise, in an SVG
     place.contour(

@@ -1,17 +1,17 @@
-"""Which numbers of an embedding tell, without a ranking, how well it ranks? Small networks on glyphs or icons.
+"""Which numbers of an embedding predict, without a ranking, how well it ranks? Small networks on glyphs or icons.
 
-Run it as it is:    python studies/embedding_health.py     (six minutes on one core; stop and start it as you like)
-On icons:           python studies/embedding_health.py --data icons    (examples/icons says what to install)
+Run it as it is:    python studies/embedding_health.py     (six minutes on one core; stop and resume it as you like)
+On icons:           python studies/embedding_health.py --data icons    (examples/icons lists what to install)
 In short:           python studies/embedding_health.py --steps 2 4 --rates 1e-3 --seeds 0 --methods ap simclr
 
-Each method trains the same small network with each learning rate and seed. After some numbers of steps it embeds images of
-classes never seen: the numbers of `embedding_health` stand beside mAP and the accuracy of episodes (5 ways, 1 shot). One of
-the methods only draws two views of an image together, so that it collapses. It writes to runs/embedding_health (--output):
+Each method trains the same small network with each learning rate and seed. At several checkpoints the network embeds images
+of unseen classes, and the numbers of `embedding_health` are compared with mAP and the accuracy of episodes (5-way, 1-shot).
+One method only pulls two views of an image together, so that it collapses. It writes to runs/embedding_health (--output):
 
-    embedding_health.json    a row for each checkpoint; what stands there is not trained again
+    embedding_health.json    a row for each checkpoint; runs in this file are not trained again
     table.md                 the rank correlation (Spearman) of each number with mAP and accuracy, with 95 % intervals
 
-The intervals are of a bootstrap over runs: checkpoints of one run are not independent.
+The intervals come from a bootstrap over runs, because checkpoints of one run are not independent.
 """
 
 import argparse
@@ -48,7 +48,7 @@ parser.add_argument("--data", choices=["glyphs", "icons"], default="glyphs")
 parser.add_argument("--output", type=Path, default=Path("runs/embedding_health"))
 options = parser.parse_args()
 classes_of_batch, items_per_class, width = 32, 4, 16
-dim = 64  # of what Conv4 gives for 32 x 32 pixels
+dim = 64  # dimension of the Conv4 output for 32 x 32 pixels
 BETTER_LOW = ("spectral_decay", "uniformity", "nc1", "cdnv", "alignment", "hubness", "antihubs")
 COLLAPSING = "attraction"
 
@@ -69,11 +69,11 @@ def loss_of(method: str, network: nn.Module, images: Tensor, labels: Tensor) -> 
     one, other = (nn.functional.normalize(network(look(augment_glyphs(images)))) for _ in range(2))
     if method == COLLAPSING:
         return (one - other).square().sum(dim=1).mean()
-    return nn.functional.cross_entropy(one @ other.T / 0.2, torch.arange(len(images)))  # SimCLR, of other views alone
+    return nn.functional.cross_entropy(one @ other.T / 0.2, torch.arange(len(images)))  # SimCLR, only other views
 
 
 def accuracy(embeddings: Tensor, labels: Tensor) -> float:
-    """Of 600 episodes of 5 ways and 1 shot, by cosine."""
+    """Return the accuracy over 600 5-way 1-shot episodes, by cosine."""
     rows = nn.functional.normalize(embeddings)[torch.stack(list(sample_episodes(labels, queries=5)))]
     similarity = torch.einsum("ewqd,ecd->ewqc", rows[:, :, 1:], rows[:, :, 0])  # (episodes, ways, queries, ways)
     return float((similarity.argmax(dim=3) == torch.arange(5)[:, None]).double().mean())
@@ -115,7 +115,7 @@ def run(method: str, rate: float, seed: int) -> list[dict[str, Any]]:
 
 
 def correlation(rows: list[dict[str, Any]], number: str, outcome: str) -> str:
-    """Spearman's, turned so that it is positive where better numbers go with better outcomes, and its interval over runs."""
+    """Return Spearman's correlation, positive if better numbers go with better outcomes, and its interval over runs."""
     of_runs: dict[Any, list[tuple[float, float]]] = {}
     for row in rows:
         if np.isfinite(row[number]):

@@ -1,4 +1,4 @@
-"""The icons, which are an example, where the studies beside this file find them."""
+"""Makes the icons of examples/icons importable for the studies in this folder."""
 
 import sys
 from pathlib import Path

@@ -1,26 +1,26 @@
 """Does the distance-ratio (DR) head help? The experiments of Kim, Parviainen and Malde, on the glyphs or on icons.
 
 Run it as it is:    python studies/reproduce_distance_ratio.py --quick      (two or three minutes on two cores)
-All of it:          python studies/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
-The early lead:     python studies/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes a network)
+All of it:          python studies/reproduce_distance_ratio.py              (an hour; stop and resume it as you like)
+The early lead:     python studies/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes per network)
 The other backbone: python studies/reproduce_distance_ratio.py --backbone resnet18 --tasks 1-shot --seeds 0
 The icon themes:    python studies/reproduce_distance_ratio.py --data icons     (1-shot; see examples/icons)
 Unseen styles:      python studies/reproduce_distance_ratio.py --data icons --split themes
 
-It trains 5-way prototypical networks with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
-support point in place of the mean (with one shot both are the same network). It writes to runs/distance_ratio:
+It trains 5-way prototypical networks with the softmax head and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
+support point instead of the mean (with one shot both are the same network). It writes to runs/distance_ratio:
 
     distance_ratio_maps_*.png       figures 1, 7 and 8: the probability of one class over the plane and over the sphere
-                                    (distance_ratio_maps.py draws them alone, in seconds)
+                                    (distance_ratio_maps.py draws only these, in seconds)
     distance_ratio_accuracy.png     figures 2, 3 and 6: accuracy and loss of training, accuracy of validation
     distance_ratio_norm_ratio.png   figures 4 and 5: how much of each step was more than a change of scale
-    figures.json     what these are drawn from
+    figures.json     the data of the figures
     tables.md        table 2: 600 test episodes with intervals, and with several seeds the paired difference of the heads;
                      tables 3 to 10: the measures of training and their tests
     results.json     all of these as numbers
 
-A run that was finished is not repeated, and one that was stopped continues from its last checkpoint.
-docs/research/distance_ratio.md shows what came out, claim by claim.
+A finished run is not repeated, and a stopped run resumes from its last checkpoint.
+docs/research/distance_ratio.md shows the results, claim by claim.
 """
 
 import argparse
@@ -63,7 +63,7 @@ from fewshot_callbacks.protonet import evaluate_episodes, squared_distances
 heads = {"softmax": "softmax", "dr": "DR"}
 tasks = {"1-shot": (1, "mean"), "5-shot": (5, "mean"), "5-shot, nearest": (5, "nearest")}  # shots, representation
 ways, queries = 5, 5  # a training class has 10 images or more
-test_queries, test_episodes, hard_ways = 7, 600, 20  # 20-way tells networks apart where 5-way is near its ceiling
+test_queries, test_episodes, hard_ways = 7, 600, 20  # 20-way separates networks when 5-way is near its ceiling
 episodes = 2000  # the paper: 60,000 and 50,000
 validate_every, measure_every = 200, 10  # the paper: both 100; 3 seeds x 200 measured steps are its 600 again
 seeds = (0, 1, 2)
@@ -121,7 +121,7 @@ warnings.filterwarnings(
 
 
 class Curves(Callback):
-    """Means of loss and accuracy of the last steps, and the accuracy of each validation; checkpoints hold them."""
+    """Records mean loss and accuracy of the last steps, and the accuracy of each validation; checkpoints store them."""
 
     def __init__(self, every: int) -> None:
         self.every, self.train, self.val, self.window = every, [], [], []
@@ -144,7 +144,7 @@ class Curves(Callback):
 
 
 def data_of(shots: int, seed: int) -> FewShotDataModule:
-    """The episodes of a task; those of the icons have as many queries as their smallest class allows, at most 5."""
+    """The episodes of a task; icon episodes have as many queries as the smallest class allows, at most 5."""
     of_training, of_test = queries, test_queries
     if options.data == "icons":
         of_training = of_test = min(5, (6 if options.split == "classes" else 3) - shots)
@@ -158,7 +158,7 @@ def data_of(shots: int, seed: int) -> FewShotDataModule:
 
 
 def run(task: str, head: str, seed: int) -> dict[str, Any]:
-    """Train and test one network, or read what an earlier call found."""
+    """Train and test one network, or read the results of an earlier call."""
     folder = output / f"{task.replace(', ', '_')}_{head}_seed{seed}"
     done, last = folder / "result.json", folder / "last.ckpt"
     if done.exists():
@@ -186,7 +186,7 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     best = ModelCheckpoint(folder, filename="best", monitor="val/accuracy", mode="max", enable_version_counter=False)
     newest = ModelCheckpoint(folder, filename="last", enable_version_counter=False)  # save_last only follows the best
     trainer = Trainer(
-        max_epochs=options.episodes // validate_every,  # not max_steps, with which Lightning resumes an epoch too far
+        max_epochs=options.episodes // validate_every,  # not max_steps: with it Lightning resumes one epoch too far
         callbacks=[curves, dynamics, best, newest],
         logger=False,
         accelerator="auto",
@@ -256,7 +256,7 @@ for number, (seed, task, head) in enumerate(cells, start=1):
 
 # ------------------------------------------------- figures 2, 3 and 6: accuracy and loss; figures 4 and 5: the norm ratio
 def curves_of(result: dict[str, Any]) -> dict[str, Any]:
-    """What the figures show of a training; five digits are more than can be seen."""
+    """Return the data of a run for the figures, with five digits: more than one can see."""
     history = DynamicsHistory.from_dict(result["dynamics"])
     curves = {
         kind: [[step, *(float(f"{x:.5g}") for x in rest)] for step, *rest in result[kind]] for kind in ("train", "val")
@@ -297,7 +297,7 @@ for head, title in heads.items():
         shown = " | ".join(f"**{100 * statistics.mean(m):.2f}** (s {100 * statistics.stdev(m):.2f})" for m in means)
         lines.append(f"| **{title}, mean of seeds** | {shown} |")
 
-paired = {}  # the heads of one seed began with the same weights and saw the same episodes
+paired = {}  # both heads of a seed start with the same weights and see the same episodes
 if len(options.seeds) > 1:
     for number, task in product((ways, hard_ways), tasks):
         dr, softmax = (
@@ -318,7 +318,7 @@ if len(options.seeds) > 1:
     lines.append(f"| seeds with DR ahead | {shown} |")
 
 measured = [task for task in tasks if all("mAP" in results[task, head, s] for head in heads for s in options.seeds)]
-if measured:  # results of earlier versions have none
+if measured:  # results of earlier versions have no retrieval values
     names = [f"{name}, {task}" for name in ("mAP", "Recall@1") for task in measured]
     lines += ["", f"| retrieval among the test images | {' | '.join(names)} |"]
     lines.append(f"| --- | {' | '.join('---:' for _ in names)} |")

@@ -1,7 +1,7 @@
-"""The figures of the studies beside this file, from their data: what a study found, as numbers that JSON holds.
+"""The figures of the studies in this folder, drawn from their data in JSON files.
 
-Each study writes its data (figures.json) and its figures, as PNG and as SVG. `python tools/figures.py` draws those of the
-documentation again, without training.
+Each study writes its data (figures.json) and its figures, as PNG and as SVG. `python tools/figures.py` redraws the figures
+of the documentation without training.
 """
 
 import json
@@ -42,7 +42,7 @@ METRICS = {
 
 @in_house_style
 def class_count(data: Data) -> Figure:
-    """Both metrics of one network over the number of classes, and where they are kept those of a training's checkpoints."""
+    """Draw both metrics of a network over the number of classes, and over the checkpoints of a run if the data has them."""
     figure = new_figure(3.4)
     places = figure.subplots(1, 2 if "checkpoints" in data else 1, squeeze=False)[0]
     _over_classes(places[0], data["draws"])
@@ -269,7 +269,7 @@ def better_or_noise(data: Data) -> Figure:
     return figure
 
 
-LEAST = 1e-5  # of 1 - φ: what is smaller is drawn there
+LEAST = 1e-5  # smallest 1 - φ; smaller values are drawn there
 
 
 def _bars(axes: Axes, places: Sequence[float], found: Sequence[Data], style: MethodStyle, label: str) -> Any:
@@ -298,7 +298,7 @@ def _ticks_at(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None
 
 
 def _from_zero(axes: Axes) -> None:
-    """A line at no gap."""
+    """Draw a line at zero gap."""
     axes.axhline(0, color=BLACK, linewidth=0.8, zorder=1)
 
 
@@ -328,7 +328,7 @@ FIGURES: Mapping[str, Callable[[Data], Figure]] = {
 
 
 def write(data: Data, folder: Path, names: Sequence[str]) -> None:
-    """Write what the figures are drawn from, and the figures."""
+    """Write the data of the figures, and the figures."""
     (folder / "figures.json").write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     draw(data, folder, names)
 

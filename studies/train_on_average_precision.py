@@ -1,17 +1,17 @@
-"""Does it pay to train on average precision itself? Soft AP beside other losses, on the glyphs and on icons.
+"""Does it pay to train on average precision itself? Soft AP compared with other losses, on glyphs and icons.
 
 Run it as it is:    python studies/train_on_average_precision.py --quick     (two minutes on one core)
-All of it:          python studies/train_on_average_precision.py             (an hour; stop and start it as you like)
+All of it:          python studies/train_on_average_precision.py             (an hour; stop and resume it as you like)
 A part of it:       python studies/train_on_average_precision.py --data glyphs --methods ap triplet softmax --seeds 0 1
 
-Every method trains the same small network on as many images, with the learning rate, out of three, that gives the highest
-mAP on the validation classes with the first seed; then it is tested with each seed on classes never seen. Batches hold 4
-images of each of their classes. Other losses are those of pytorch-metric-learning, which has to be installed. It writes to
+Every method trains the same small network on the same number of images. The first seed chooses the one of three learning
+rates with the highest mAP on the validation classes; then the network is tested with each seed on unseen classes. Batches
+have 4 images per class. The other losses come from pytorch-metric-learning, which must be installed. It writes to
 runs/average_precision:
 
-    results.jsonl    a line for each network, with its learning rate and J; what stands there is not trained again
+    results.jsonl    a line for each network, with its learning rate and J; networks in this file are not trained again
     tables.md        mAP and Recall@1, the difference in mAP from soft AP with its intervals, where the gradient of soft AP
-                     goes, and how far its value is from the exact one
+                     goes, and how far its value is from the exact value
     average_precision_loss.png    the mAP of each network, drawn from figures.json
 
 `--page FILE` also writes the tables into a page, between `<!-- table: NAME -->` and `<!-- end -->`, as in
@@ -165,7 +165,7 @@ def embed(backbone: nn.Module, loader: Any) -> tuple[Tensor, Tensor]:
 
 
 def share_of_hardest(weights: Tensor, scores: Tensor, allowed: Tensor, share: float) -> float:
-    """What part of the weights lies on each query's candidates with the highest scores, of those that are allowed."""
+    """Return the fraction of the weights on each query's highest-scoring candidates among the allowed candidates."""
     order = scores.masked_fill(~allowed, -math.inf).argsort(dim=1, descending=True)
     first = max(1, round(share * int(allowed[0].sum())))
     weights = weights.masked_fill(~allowed, 0.0)
@@ -173,7 +173,7 @@ def share_of_hardest(weights: Tensor, scores: Tensor, allowed: Tensor, share: fl
 
 
 def where_the_gradient_goes(backbone: nn.Module, data: Any) -> dict[str, list[float]]:
-    """Shares of |d loss / d score| on the hardest negatives and the hardest positive of each query of one batch."""
+    """Return the fractions of |d loss / d score| on the hardest negatives and the hardest positive per query of a batch."""
     images, labels = next(iter(data.train_dataloader()))
     with torch.no_grad():
         embeddings = nn.functional.normalize(copy.deepcopy(backbone).train()(images))
@@ -194,7 +194,7 @@ def where_the_gradient_goes(backbone: nn.Module, data: Any) -> dict[str, list[fl
     weights["all pairs alike"] = torch.ones_like(scores)
     shares = {}
     for name, weight in weights.items():
-        choice = torch.ones_like(scores) if "miner" in name else weight  # it draws positives without a look at them
+        choice = torch.ones_like(scores) if "miner" in name else weight  # it draws positives regardless of their scores
         shares[name] = [share_of_hardest(weight, scores, ~same, share) for share in (0.01, 0.1)]
         shares[name].append(share_of_hardest(choice, -scores, same & ~own, 0.01))
     return shares
@@ -302,7 +302,7 @@ def spread(values: list[float]) -> str:
 
 
 def difference(records: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
-    """Mean difference in mAP over seeds, with its interval over classes, and with that over seeds."""
+    """Return the mean difference in mAP over seeds, with its interval over classes and its interval over seeds."""
     pairs = list(zip(records, others, strict=True))
     of_queries = torch.tensor([[a["per_query"]["mAP"], b["per_query"]["mAP"]] for a, b in pairs]).diff(dim=1)[:, 0]
     low, high = paired_difference_interval(-of_queries.mean(dim=0), records[0]["labels"])

@@ -60,7 +60,7 @@ SLOW = (
     "examples/test_sheets.py",
     "studies",
     "tools",
-    # every loop compiled anew, installations without an extra, whole trainings by the command line
+    # kernels compiled again, installations without an extra, whole training runs by the command line
     "cli/test_demo.py",
     "system/test_compiling.py",
     "system/test_extras.py",
@@ -141,7 +141,7 @@ def few_glyphs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def gloo_folder(shared_folder: Path) -> Path:
-    """Where `tests.gloo_processes` keeps the answers of processes."""
+    """Return the folder in which `tests.gloo_processes` keeps the answers of processes."""
     folder = shared_folder / "gloo"
     folder.mkdir(exist_ok=True)
     return folder

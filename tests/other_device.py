@@ -1,4 +1,4 @@
-"""A device that is none: its tensors compute on the CPU and, like those of CUDA, cannot be mixed with tensors of the CPU.
+"""A fake device: its tensors compute on the CPU and, like those of CUDA, cannot be mixed with tensors of the CPU.
 
 They say that they are on the `meta` device, since every PyTorch has that one. Unlike tensors there, they hold values.
 """

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def imported_script(path: str) -> Iterator[ModuleType]:
-    """Yield the script at a path below the repository as a module; in the block it can import the scripts beside it."""
+    """Yield the script at a path below the repository as a module; it can import the scripts of its folder."""
     name = f"script_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""A test that needs a library of the extra `test-integrations` is skipped without it, and says what to install."""
+"""A test that needs a library of the extra `test-integrations` is skipped without it; the reason names the package."""
 
 import re
 import tomllib

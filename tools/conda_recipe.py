@@ -1,6 +1,6 @@
-"""Print the recipe.yaml for conda-forge, made from pyproject.toml and the archive of a release.
+"""Print the recipe.yaml for conda-forge from pyproject.toml and the archive of a release.
 
-python tools/conda_recipe.py v0.2.0.tar.gz    # the archive that the repository offers for the tag v0.2.0
+python tools/conda_recipe.py v0.2.0.tar.gz    # the archive of the tag v0.2.0 from the repository
 
 Put the output into recipes/fewshot-callbacks/recipe.yaml of conda-forge/staged-recipes.
 """
@@ -81,7 +81,7 @@ extra:
 
 
 def conda_requirement(requirement: str) -> str:
-    """Return a requirement of pip as conda writes it: `torch>=2.6` is `pytorch >=2.6`."""
+    """Return a pip requirement in conda syntax: `torch>=2.6` becomes `pytorch >=2.6`."""
     parts = re.fullmatch(r"([\w.-]+)([<>=!~][^;]*)?", requirement)
     if parts is None:
         raise SystemExit(

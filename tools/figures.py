@@ -1,13 +1,13 @@
 """Draw every figure of the documentation in one style and one palette, as the PNG that its page shows.
 
-    python tools/figures.py                                  # all; two minutes on one core, most of it for pictures_*
-    python tools/figures.py --only demo class_count          # some
-    python tools/figures.py --list                           # what there is, and which command makes the data
+    python tools/figures.py                                  # all figures; two minutes on one core, mostly for pictures_*
+    python tools/figures.py --only demo class_count          # some figures
+    python tools/figures.py --list                           # list the figures, and the commands that make their data
 
-What needs long trainings is drawn from what they left: docs/figures/data/NAME.json. `--measure` repeats them first and
-replaces that file (demo: five minutes on one core, the others up to an hour). docs/images/report.png is a picture of a
-browser: tools/report_picture.py. docs/images/compression.png is that of examples/recipes/matryoshka.py. The SVGs of
-docs/research/how_it_works.md are written by hand.
+Figures of long training runs are drawn from saved data: docs/figures/data/NAME.json. `--measure` repeats the runs first and
+replaces that file (demo: five minutes on one core, the others up to an hour). Three kinds of image come from elsewhere:
+tools/report_picture.py takes the screenshot docs/images/report.png, examples/recipes/matryoshka.py draws
+docs/images/compression.png, and the SVGs of docs/research/how_it_works.md are written by hand.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ EXAMPLES, DATA = ROOT / "examples", ROOT / "docs" / "figures" / "data"
 sys.path[:0] = [str(ROOT), str(EXAMPLES), str(ROOT / "studies")]
 
 SEEDS = range(5)
-"""Of the demo's band."""
+"""Seeds of the band in the demo's figure."""
 
 
 class Study(NamedTuple):
-    """Figures that one command leaves behind."""
+    """Figures that one command produces."""
 
     figures: tuple[str, ...]
     draw: Callable[[Path, tuple[str, ...]], None]
     commands: tuple[str, ...] = ()
-    """These make the data, in runs/."""
+    """Commands that write the data to runs/."""
 
 
 def draw_demo(folder: Path, _: tuple[str, ...]) -> None:
-    from fewshot_callbacks.cli.demo import TITLES, training_curves  # noqa: PLC0415 - only what is drawn is imported
+    from fewshot_callbacks.cli.demo import TITLES, training_curves  # noqa: PLC0415 - imports only the chosen figure
 
     write(training_curves(read("demo"), TITLES), folder, "demo")
 
@@ -121,10 +121,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="figures; see --list")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs" / "images", help="folder of the figures; by default docs/images"
+        "--output", type=Path, default=ROOT / "docs" / "images", help="folder for the figures (default: docs/images)"
     )
-    parser.add_argument("--measure", action="store_true", help="repeat the trainings first")
-    parser.add_argument("--list", action="store_true", help="name the figures and what makes their data; draw nothing")
+    parser.add_argument("--measure", action="store_true", help="repeat the training runs first")
+    parser.add_argument("--list", action="store_true", help="only list the figures and the commands of their data")
     options = parser.parse_args()
     for name, study in STUDIES.items():
         chosen = tuple(figure for figure in study.figures if figure in options.only)
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def measure(name: str, commands: tuple[str, ...]) -> None:
-    """Run what makes the data, and keep that."""
+    """Run the commands that make the data, and save the data."""
     for command in commands:
         program, *arguments = command.split()
         start = [sys.executable if program == "python" else Path(sys.executable).with_name(program)]
@@ -155,7 +155,7 @@ def measure(name: str, commands: tuple[str, ...]) -> None:
 
 
 def read_demo(runs: Path) -> dict[str, Any]:
-    """The curves of each method, one after the other for each seed."""
+    """Return the curves of each method, seed by seed."""
     from fewshot_callbacks.cli.demo import TRAINED, read_curves  # noqa: PLC0415
 
     return {

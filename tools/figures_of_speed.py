@@ -1,25 +1,25 @@
 """Write the tables of docs/research/measurements.md, and README's figures, from docs/figures/data/speed/NAME.json.
 
     python tools/figures_of_speed.py                       # writes the tables
-    python tools/figures_of_speed.py --measure             # measures all first: about an hour, on an idle machine
-    python tools/figures_of_speed.py --measure knn probe   # measures some first
-    python tools/figures_of_speed.py --gpu FILE            # takes the tables of a GPU from what `make gpu` wrote
-    python tools/figures_of_speed.py --list                # the commands of each table
+    python tools/figures_of_speed.py --measure             # measures everything first: about an hour, on an idle machine
+    python tools/figures_of_speed.py --measure knn probe   # measures some tables first
+    python tools/figures_of_speed.py --gpu FILE            # takes the GPU tables from the output of `make gpu`
+    python tools/figures_of_speed.py --list                # prints the commands of each table
 
-The page holds two lines for each table, between which everything is written by this command:
+The page has two lines for each table. This command writes everything between them:
 
     <!-- table: knn -->
     <!-- end of table -->
 
-A new table needs a benchmark that takes `--json` (benchmarks/_results.py), its commands in `COMMANDS`, and these lines on
-the page. Commit, and measure: what is measured has to be a commit.
+A new table needs a benchmark with `--json` (benchmarks/_results.py), its commands in `COMMANDS`, and these lines on the
+page. Commit before you measure, because figures belong to a commit.
 
-Two more parts of the page are written from the data. Between `<!-- machine -->` and `<!-- end of machine -->` stands the
-machine of most tables; a table of another machine names it. Between `<!-- summary -->` and `<!-- end of summary -->` stand
-the seconds of some evaluations (`SUMMARY`).
+Two more parts of the page are written from the data. `<!-- machine -->` to `<!-- end of machine -->` describes the machine
+of most tables; a table from another machine names it. `<!-- summary -->` to `<!-- end of summary -->` has the seconds of
+some evaluations (`SUMMARY`).
 
-README's figures are in `QUOTES`: the words around them, and where they stand in the data. A measurement replaces the file
-of its table only when all of its commands have succeeded. A GPU is measured by `make gpu`, on a machine that has one.
+`QUOTES` lists README's figures: the words around them, and their place in the data. A measurement replaces the file of its
+table only after all of its commands have succeeded. `make gpu` measures a GPU, on a machine that has one.
 """
 
 from __future__ import annotations
@@ -115,22 +115,22 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 class Figure(NamedTuple):
-    """A number of the data."""
+    """The place of a number in the data."""
 
     table: str
     row: str
-    """one whole cell of its row, in words; the first such row counts"""
+    """the full text of one cell in its row; the first such row counts"""
     column: str
     form: str
     part: int = 0
-    """of a cell of several numbers: 0 is the median, 1 the least, 2 the greatest"""
+    """index in a cell of several numbers: 0 is the median, 1 the minimum, 2 the maximum"""
 
 
 class SummaryFigure(NamedTuple):
     """A cell of the summary."""
 
     words: str
-    """those of its line"""
+    """difficulties of its line"""
     column: int
 
 
@@ -170,7 +170,7 @@ QUOTES: dict[str, tuple[Figure | SummaryFigure, ...]] = {
     ),
     "| sorting each row by hand | only mAP | {} × | {} MB |": _time_and_memory("rows sorted in chunks, only mAP"),
 }
-"""Words of README, with places for figures, and these figures"""
+"""Texts of README with placeholders, and the figures that fill them"""
 
 
 class Case(NamedTuple):
@@ -192,14 +192,14 @@ SUMMARY = (
 )
 
 FIGURE = r"[^\s*]+(?: to [^\s*]+)?"
-"""A figure of README, or two of which one is the least and the other the greatest."""
+"""A figure of README, or a minimum and a maximum."""
 
 BLOCK = re.compile(r"(?<=<!-- table: )(?P<name>\w+) -->\n(?:(?!<!-- table: ).)*?(?=<!-- end of table -->)", re.DOTALL)
 """A table of the page, from its name to its end."""
 
 
 def measure(name: str) -> None:
-    """Run the commands of a table, and keep what they measured."""
+    """Run the commands of a table, and save their measurements."""
     records = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "table.json"
@@ -217,15 +217,15 @@ def measure(name: str) -> None:
 
 
 def store(name: str, records: list[dict[str, Any]]) -> None:
-    """Write what was measured for a table."""
+    """Write the measurements of a table."""
     DATA.mkdir(parents=True, exist_ok=True)
     (DATA / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 def run(command: str, file: Path) -> None:
-    """Run a command line, variables of the environment before `python`, and have it write its table to a file.
+    """Run a command line with environment variables before `python`, and let it write its table to a file.
 
-    All loops are compiled before, for the processor that the variables name.
+    All kernels are compiled before, for the processor that the variables name.
     """
     words = shlex.split(command)
     start = words.index("python")
@@ -237,13 +237,13 @@ def run(command: str, file: Path) -> None:
 
 
 def load(name: str) -> list[dict[str, Any]]:
-    """Return what the commands of a table measured, one record for each."""
+    """Return the measurements of a table, one record per command."""
     records: list[dict[str, Any]] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     return records
 
 
 def block(records: list[dict[str, Any]]) -> str:
-    """Return the commands, the machine and the table in Markdown; a second table where a command has other columns."""
+    """Return the commands, the machine and the table in Markdown; commands with other columns get a second table."""
     commands = "\n".join(f"    {record['command']}" for record in records)
     machines = dict.fromkeys(_described(record["machine"]) for record in records)
     tables: dict[tuple[Column, ...], list[Any]] = {}
@@ -254,14 +254,14 @@ def block(records: list[dict[str, Any]]) -> str:
 
 
 def _described(about: dict[str, str | int]) -> str:
-    """Return threads and commit of a table; and its machine, unless it is that of most tables, which the page names once."""
+    """Return threads and commit of a table, and its machine unless it is the machine that the page names once for all."""
     is_common = describe(about, threads=False) == common_machine()
     words = f"{threads_of(about).capitalize()}." if is_common else describe(about)
     return f"{words.removesuffix('.')}, commit {about['commit']}."
 
 
 def table(columns: tuple[Column, ...], rows: list[Any]) -> str:
-    """Return a table in Markdown. What is the same in all rows of retrieval.py stands above it, since the page is narrow."""
+    """Return a Markdown table. Cells that all rows of retrieval.py share go above it, because the page is narrow."""
     above = []
     shown = []
     for place, column in enumerate(columns):
@@ -276,7 +276,7 @@ def table(columns: tuple[Column, ...], rows: list[Any]) -> str:
 
 
 def common_machine() -> str:
-    """Return the machine that most tables were measured on, without its threads."""
+    """Return the machine of most tables, without its threads."""
     machines = (describe(record["machine"], threads=False) for name in COMMANDS for record in load(name))
     return Counter(machines).most_common(1)[0][0]
 
@@ -295,7 +295,7 @@ def _line_of_summary(case: Case) -> list[str]:
 
 
 def _cost(case: Case) -> tuple[list[float], float]:
-    """Return the seconds of a case for each of its difficulties, and the most memory that one of all takes."""
+    """Return the seconds of a case for each of its difficulties, and the peak memory over all difficulties."""
     for record in load(case.table):
         titles = [Column(*column).title for column in record["columns"]]
         for row in record["rows"]:
@@ -314,7 +314,7 @@ def _middle(cell: Any) -> float:
 
 
 def written(page: str) -> str:
-    """Return the page with the tables that the data give."""
+    """Return the page with tables from the data."""
     page = BLOCK.sub(lambda found: f"{found['name']} -->\n\n{block(load(found['name']))}\n\n", page)
     for name, text in (("machine", common_machine()), ("summary", summary())):
         part = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
@@ -325,7 +325,7 @@ def written(page: str) -> str:
 
 
 def value(figure: Figure | SummaryFigure) -> str:
-    """Return a figure as README writes it."""
+    """Return the text of a figure in README."""
     if isinstance(figure, SummaryFigure):
         [case] = [case for case in SUMMARY if case.words == figure.words]
         return _line_of_summary(case)[figure.column]
@@ -339,10 +339,10 @@ def value(figure: Figure | SummaryFigure) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return README with the figures that the data give.
+    """Return README with figures from the data.
 
     Raises:
-        LookupError: Some words of `QUOTES` do not stand in it once.
+        LookupError: A text of `QUOTES` does not appear in README exactly once.
     """
     for words, figures in QUOTES.items():
         pattern = re.escape(words).replace(r"\{\}", FIGURE)
@@ -354,7 +354,7 @@ def quoted(text: str) -> str:
 
 
 def main() -> None:
-    """Measure what is asked for, and write the page."""
+    """Measure the chosen tables, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--measure", nargs="*", choices=COMMANDS, metavar="TABLE", help="these, or all if none is named"

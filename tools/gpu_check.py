@@ -1,11 +1,11 @@
-"""Prove on this machine's GPU that evaluations give the bits of the CPU, and time them: a table, and a JSON to send.
+"""Check on this machine's GPU that evaluations equal the CPU bit for bit, and time them. Prints a table and writes a JSON.
 
-    make gpu                                    # any machine with CUDA: under ten minutes, nothing is fetched
+    make gpu                                    # any machine with CUDA: under ten minutes, nothing is downloaded
     python tools/gpu_check.py --parts times     # only the times
-    python tools/gpu_check.py --device cpu      # the same on small sizes, without a GPU: tries the check itself
+    python tools/gpu_check.py --device cpu      # small sizes without a GPU, to try the check itself
 
-Each part goes on after a failure of another, and says what failed. Please send `build/gpu_check.json` with an issue. From
-this file `python tools/figures_of_speed.py --gpu build/gpu_check.json` takes the tables of docs/research/measurements.md.
+A failed part does not stop the others; its failure is printed. Please send `build/gpu_check.json` with an issue.
+`python tools/figures_of_speed.py --gpu build/gpu_check.json` reads the tables of docs/research/measurements.md from it.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ from _embeddings import make  # noqa: E402
 from _results import Column, machine  # noqa: E402
 
 SETS = 200
-"""Random sets that are evaluated on both sides."""
+"""Number of random sets that are evaluated on both devices."""
 NOISE = {"well-trained": 0.9, "hard": 3.0}
 SHAPES = (("well-trained", 512), ("hard", 512), ("well-trained", 128), ("heavy-tailed", 256))
-"""Difficulty and dimensions of the sets that are timed."""
+"""Difficulty and dimension of the timed sets."""
 SIZES = {"cuda": (8_000, 31_730, 158_652, 1_000_000), "cpu": (500, 1_000)}
 MOST_ON_CPU = 31_730
-"""More items are not evaluated by the processor, beside the device: few cores would take minutes."""
+"""Larger sets are not also evaluated on the CPU: a few cores would take minutes."""
 FEWEST_FOR_MULTIPLE = 10_000
-"""Fewer items are multiplied within a millisecond."""
+"""The product of a smaller set takes less than a millisecond."""
 MOST_HEAVY_TAILED = 158_652
-"""More items of the heavy-tailed shape take minutes to make."""
+"""Larger heavy-tailed sets take minutes to make."""
 PER_CLASS = 53
 TESTS = ("tests/engine/test_cuda.py", "tests/functional/test_other_libraries.py")
-"""Where the tests are that are marked `cuda`."""
+"""Folders of the tests that are marked `cuda`."""
 MOST_SECONDS = 150.0
-"""For one time: where the next size would take longer, it is left out and said."""
+"""Limit per size: a size that would take longer is left out, and this is printed."""
 GROWTH = 1.5
-"""By the items to this power: on an H100 it was 1.0 on well-trained sets, 1.5 on hard ones, from 31,730 to 158,652."""
+"""Time grows as items to this power: on an H100 1.0 for well-trained and 1.5 for hard sets, from 31,730 to 158,652."""
 APART = {"seconds", "memory_note", "curve", "pair_counts", "auc_pr", "passes"}
-"""Fields of a report that are no exact values: times, and what lies at scores that a sample chose."""
+"""Fields of a report that are not exact: times, and values at scores that a sample chose."""
 STOPS = {"cuda": ("cudaStreamSynchronize", "cudaDeviceSynchronize"), "cpu": ("aten::_local_scalar_dense",)}
-"""What waits for a device, by its name in a profile; on the CPU what would wait if its tensors were on a device."""
+"""Profiler names of operations that wait for a device; on the CPU, operations that would wait on a device."""
 
 
 @dataclass
@@ -85,23 +85,23 @@ class Setting:
 
     @property
     def small(self) -> bool:
-        """Whether the check itself is tried."""
+        """Whether this run only tries the check itself."""
         return self.device == "cpu"
 
     def wait(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has finished its work."""
         if not self.small:
             torch.cuda.synchronize()
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluate on the device; without one, by the operations that would run there."""
+        """Evaluate on the device; without one, use the operations that would run there."""
         if not self.small:
             return evaluate_retrieval(*arguments, device=self.device, **options)
         with engine_options(as_on_device=True):
             return evaluate_retrieval(*arguments, **options)
 
     def write(self) -> None:
-        """Write what was found so far, and the tables of it."""
+        """Write the results so far, and their tables."""
         self.out["tables"] = tables(self.out)
         self.file.write_text(json.dumps(self.out, indent=1) + "\n", encoding="utf-8")
 
@@ -149,17 +149,17 @@ def tests(setting: Setting) -> str:
 
 
 def values(report: Any) -> dict[str, Any]:
-    """Return what has to be equal to the last bit."""
+    """Return the values that must be equal to the last bit."""
     found = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in APART}
     found["per_query"] = {name: each.tolist() for name, each in report.per_query.items()}
-    if report.pooled is not None:  # without its enclosure of the area, which depends on the estimates
+    if report.pooled is not None:  # without the bounds of the area, which depend on the estimates
         pooled = report.pooled
         found["pooled"] = {field.name: getattr(pooled, field.name) for field in fields(pooled) if field.compare}
     return {name: repr(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
 
 
 def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of some evaluation: any similarity, type, ties, equal rows, groups, sizes; one row too."""
+    """Return random arguments of an evaluation: any similarity, type, ties, equal rows, groups, and any number of rows."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     items, dim, classes = (
         chance.choice((1, 3, 17, 64, 129, 400)),
@@ -178,7 +178,7 @@ def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
             rows = rows.round()
         if chance.random() < 0.2:  # far from the origin
             rows = rows + 100
-        if chance.random() < 0.4:  # rows that stand several times, whatever their class
+        if chance.random() < 0.4:  # repeated rows, across classes
             rows = rows[torch.randint(0, max(1, number // 3), (number,), generator=generator)]
         if chance.random() < 0.2:  # binary codes
             rows = rows.sign()
@@ -202,7 +202,7 @@ def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
 
 
 def bits(setting: Setting) -> str:
-    """Hold the road on the device against the CPU, on random sets."""
+    """Compare evaluations on the device with the CPU, on random sets."""
     differ, refused, number = [], 0, SETS // 10 if setting.small else SETS
     for seed in range(number):
         arguments, options = random_case(seed)
@@ -222,7 +222,7 @@ def bits(setting: Setting) -> str:
 
 
 def stored(setting: Setting) -> str:
-    """Hold evaluations of files, computed on the device, against those of the CPU."""
+    """Compare evaluations of files on the device with the CPU."""
     differ = []
     with tempfile.TemporaryDirectory() as folder:
         for number, repeated in ((60, 1), (700, 1), (700, 5)):
@@ -254,7 +254,7 @@ def items_of(number: int, dim: int, noise: float, device: str) -> tuple[Tensor, 
 
 
 def memory(setting: Setting) -> str:
-    """See how much of the device an evaluation takes under budgets."""
+    """Measure how much device memory an evaluation uses under several budgets."""
     rows, labels = items_of(1_000 if setting.small else 10_000, 128, 1.5, setting.device)
     found, too_much = {}, []
     for budget in (64, 256, 1024):
@@ -275,7 +275,7 @@ def memory(setting: Setting) -> str:
 
 
 class Encoder(LightningModule):
-    """A small module of one's own."""
+    """A small user module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,9 +328,9 @@ def training(setting: Setting) -> str:
 
 
 def stops(setting: Setting) -> str:
-    """Count what waits for the device in a training step, with J of every batch and without.
+    """Count the operations that wait for the device in a training step, with J of every batch and without.
 
-    A run of ten steps is compared with one of five, so that what an epoch or the first batch waits for does not count.
+    A run of ten steps is compared with a run of five, so that waits of an epoch or of the first batch do not count.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [] if setting.small else [torch.profiler.ProfilerActivity.CUDA]
@@ -352,7 +352,7 @@ def stops(setting: Setting) -> str:
 
 
 class ResNet(LightningModule):
-    """A ResNet-50 with a head of 512 dimensions, whose images are on the device already."""
+    """A ResNet-50 with a 512-dimensional head; its images are already on the device."""
 
     def __init__(self, small: bool) -> None:
         super().__init__()
@@ -402,7 +402,7 @@ def step(setting: Setting) -> str:
 
 @contextmanager
 def group(backend: str) -> Any:
-    """Make this process a group of its own."""
+    """Make this process its own process group."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.SystemRandom().randint(20_000, 60_000))}
     torch.distributed.init_process_group(backend, rank=0, world_size=1)
     try:
@@ -412,7 +412,7 @@ def group(backend: str) -> Any:
 
 
 def collectives(setting: Setting) -> str:
-    """Evaluate in a group of NCCL, with one of gloo beside it for what lies on the CPU."""
+    """Evaluate in an NCCL group, with an additional gloo group for tensors on the CPU."""
     rows, labels = items_of(500, 16, 2.0, "cpu")
     alone = values(evaluate_retrieval(rows, labels))
     with group("gloo" if setting.small else "nccl"):
@@ -435,7 +435,7 @@ def product_seconds(setting: Setting, rows: Tensor, kind: str) -> float:
 
 
 def topk_seconds(setting: Setting, rows: Tensor) -> float:
-    """Return the time of the R nearest of each row, by hand: truncated, and no other metric."""
+    """Return the time of finding the R nearest items of each row, written by hand: truncated, without any other metric."""
     there = rows.to(setting.device)
     step = max(1, min(4096, 2**28 // len(rows)))
     some = [slice(start, start + step) for start in range(0, len(rows), step)]
@@ -450,7 +450,7 @@ def topk_seconds(setting: Setting, rows: Tensor) -> float:
 
 
 def faiss_seconds(setting: Setting, rows: Tensor) -> float | None:
-    """Return the time of FAISS on the GPU for the same, None where it is not installed."""
+    """Return the time of FAISS on the GPU for the same search; None if it is not installed."""
     if setting.small or importlib.util.find_spec("faiss") is None:
         return None
     faiss: Any = importlib.import_module("faiss")
@@ -462,14 +462,14 @@ def faiss_seconds(setting: Setting, rows: Tensor) -> float | None:
 
 
 def shape_of(difficulty: str, dim: int, number: int, device: str) -> tuple[Tensor, Tensor]:
-    """Return the rows and labels of a set that is timed, in main memory."""
+    """Return the rows and labels of a timed set, in main memory."""
     if difficulty == "heavy-tailed":
         return make(number, dim, difficulty)
     return items_of(number, dim, NOISE[difficulty], device)
 
 
 def times(setting: Setting) -> str:
-    """Time evaluations on the device and on the CPU; the large sets come last, since they take minutes."""
+    """Time evaluations on the device and on the CPU; the large sets come last, because they take minutes."""
     setting.out["times"] = table = []
     setting.out["left_out"] = left_out = []
     last: dict[tuple[str, int], tuple[int, float]] = {}
@@ -501,12 +501,12 @@ def times(setting: Setting) -> str:
             products = ", ".join(f"{row[kind]:.2f} x {kind}" for kind in ("float32", "tf32", "half"))
             faiss = "" if row["faiss"] is None else f", FAISS {row['faiss']:.2f} s"
             print(f"    {case}: {taken:.2f} s, {products}{cpu}; topk {row['topk']:.2f} s{faiss}", flush=True)
-            setting.write()  # whoever interrupts keeps what was measured
+            setting.write()  # an interrupt keeps the results so far
     return "\n".join([f"{len(table)} times", *left_out])
 
 
 def _multiple(row: dict[str, Any]) -> float | None:
-    """Return how many times the TF32 product an evaluation takes; None for sets so small that it says nothing."""
+    """Return the time of an evaluation as a multiple of the TF32 product; None for sets too small for a meaningful value."""
     return row["tf32"] if row["items"] >= FEWEST_FOR_MULTIPLE else None
 
 
@@ -562,16 +562,16 @@ CHECKS: dict[str, Callable[[Setting], str]] = {
     "memory": memory,
     "times": times,
 }
-"""name of a part -> what it does"""
+"""name of a part -> its function"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parts", nargs="+", choices=CHECKS, default=[*CHECKS], help="all, if not given")
-    parser.add_argument("--commit", help="the commit that is checked, where the files lie in no repository")
-    parser.add_argument("--output", type=Path, default=Path("build/gpu_check.json"), help="the JSON to write")
+    parser.add_argument("--parts", nargs="+", choices=CHECKS, default=[*CHECKS], help="parts to run (default: all)")
+    parser.add_argument("--commit", help="the checked commit, if the files are not in a repository")
+    parser.add_argument("--output", type=Path, default=Path("build/gpu_check.json"), help="JSON file to write")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no CUDA device here. `--device cpu` tries the check on small sizes.")

@@ -1,9 +1,9 @@
-"""Run the tests of the files that differ from a commit (HEAD), of new files, and those of the layers.
+"""Run the tests of files that differ from a commit (HEAD), the tests of new files, and the tests of the layers.
 
-A file of the package has the tests of its name (`engine/ranks.py`: `tests/engine/test_ranks.py` or `tests/engine/ranks`).
-Without them it has the files of its folder of tests that name one of its classes or functions, the most frequent first, at
-most `MOST_FILES`; and without these the whole folder. A page has its blocks of code. Slow tests and long sweeps are left to
-`make test-rest` and `make test-all`.
+A file of the package is tested by the tests of its name (`engine/ranks.py`: `tests/engine/test_ranks.py` or
+`tests/engine/ranks`). If there are none, it is tested by the files of its test folder that name its classes or functions,
+the most frequent first, at most `MOST_FILES`; if there are none, by the whole folder. A page is tested by its code blocks.
+`make test-rest` and `make test-all` run the slow tests and long sweeps.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Number of files of tests that are run for a file without tests of its name.
+# Maximum number of test files for a file without tests of its name.
 MOST_FILES = 3
 ALWAYS = ("tests/test_architecture.py", "tests/test_public_names.py", "tests/test_defaults.py")
 
 
 def lines_of_git(*words: str) -> list[str]:
-    """What git prints."""
+    """Return the output of a git command."""
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def changed(base: str) -> list[Path]:
-    """The files that differ from a commit, and new ones."""
+    """Return the files that differ from a commit, and new files."""
     differing = lines_of_git("diff", "--name-only", base)
     return [Path(line) for line in (*differing, *lines_of_git("ls-files", "--others", "--exclude-standard"))]
 
 
 def tests_of(file: Path) -> list[str]:
-    """The tests of one file, as pytest takes them; none for a file that no test reads by its name."""
+    """Return the tests of one file as pytest arguments; empty for a file that no test reads by its name."""
     if file.suffix == ".md":
         return [f"tests/docs/test_code_blocks.py::test_blocks_run[{file.as_posix()}]"] if has_code(file) else []
     if file.suffix != ".py" or not (ROOT / file).exists():
@@ -44,14 +44,14 @@ def tests_of(file: Path) -> list[str]:
 
 
 def has_code(page: Path) -> bool:
-    """Whether a page of README and docs has code that the tests run."""
+    """Return whether a page (README or docs) has code that the tests run."""
     text = (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).exists() else ""
     is_read = page.parts[0] == "docs" or page.as_posix() in ("README.md", "CONTRIBUTING.md")
     return is_read and bool(re.search(r"^ *```(python|bash)", text, flags=re.M))
 
 
 def tests_of_module(file: Path) -> list[str]:
-    """The tests of a file of the package."""
+    """Return the tests of a file in the package."""
     folder, name = Path("tests", *file.parts[1:-1]), file.stem.strip("_")
     named = [path.as_posix() for path in (folder / f"test_{name}.py", folder / name) if (ROOT / path).exists()]
     folder = next(path for path in (folder, *folder.parents) if (ROOT / path).is_dir())
@@ -59,14 +59,14 @@ def tests_of_module(file: Path) -> list[str]:
 
 
 def files_or_folder(folder: Path) -> list[str]:
-    """The folder; of that of all tests the files that lie in it."""
+    """Return the folder; for the root of all tests, return only its own files."""
     if len(folder.parts) > 1:
         return [folder.as_posix()]
     return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("test_*.py"))
 
 
 def tests_that_name(file: Path, folder: Path) -> list[str]:
-    """The files of a folder of tests that name the classes and functions of a file most often."""
+    """Return the files of a test folder that name the classes and functions of a file most often."""
     defined = re.findall(r"^(?:class|def) (\w+)", (ROOT / file).read_text(encoding="utf-8"), flags=re.M)
     if not defined:
         return []
@@ -80,7 +80,7 @@ def tests_that_name(file: Path, folder: Path) -> list[str]:
 
 
 def main(base: str = "HEAD") -> int:
-    """Run them, in one process: a second one would import torch and Lightning anew, for four seconds."""
+    """Run the tests in one process: another process would take four seconds to import torch and Lightning."""
     found = dict.fromkeys(test for file in changed(base) for test in tests_of(file))
     words = ["-m", "pytest", "-x", "-m", "not slow and not exhaustive", *ALWAYS, *found]
     return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode

@@ -1,4 +1,4 @@
-"""Check that a release lacks nothing, and write the address of the repository into every file that needs it.
+"""Check that a release is complete, and write the address of the repository into every file that needs it.
 
 python tools/release_check.py                                # print what is missing; the exit status is 1 if anything is
 python tools/release_check.py --address https://github.com/someone/fewshot_callbacks    # write the address, then check
@@ -36,7 +36,7 @@ NEEDED = {
     "pyproject.toml": ('license = "Apache-2.0"', 'license-files = ["LICENSE"]'),
     "CITATION.cff": ("license: Apache-2.0\n",),
 }
-"""File -> texts without which the package or its site is not published, or has no licence."""
+"""File -> texts that the package, its licence and its site need for publication."""
 BY_HAND = """
 Everything is in place. These steps need your account:
 - GitHub, Settings, Pages: choose "GitHub Actions" as the source. Code security: allow private vulnerability reports.
@@ -47,7 +47,7 @@ Everything is in place. These steps need your account:
 
 
 class Place(NamedTuple):
-    """Where a text with the address belongs: in `slot`, a pattern, between the patterns `before` and `after`."""
+    """The place of a text with the address: the pattern `slot` between the patterns `before` and `after`."""
 
     file: str
     before: str
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 
 def places(address: str, *, published: bool = False) -> list[Place]:
-    """Return all places of an address; `published` says that the name on the package index is ours."""
+    """Return all places of an address; `published` means that the name on the package index is ours."""
     owner, name = re.fullmatch(ADDRESS, address).groups()
     site = f"https://{owner}.github.io/{name}/"
     colab = f"https://colab.research.google.com/github/{owner}/{name}/blob/main/examples/colab.ipynb"
@@ -95,7 +95,7 @@ def places(address: str, *, published: bool = False) -> list[Place]:
 
 
 def filled(root: Path, place: Place) -> str:
-    """Return what a file contains once the text of a place is in it. Exit if the file does not have the place once."""
+    """Return a file with the text of a place in it. Exit if the file does not have the place exactly once."""
     text = (root / place.file).read_text(encoding="utf-8")
     pattern = re.compile(f"({place.before})(?:{place.slot})({place.after})", re.MULTILINE)
     result, count = pattern.subn(lambda match: match[1] + place.text + match[2], text)
@@ -107,7 +107,7 @@ def filled(root: Path, place: Place) -> str:
 
 
 def write(root: Path, address: str, *, published: bool) -> None:
-    """Write an address into all of its places."""
+    """Write an address to all of its places."""
     if not ADDRESS.fullmatch(address):
         raise SystemExit(f"--address {address} is not the address of a repository such as {EXAMPLE}.")
     for place in places(address, published=published):
@@ -143,7 +143,7 @@ def tag_command(root: Path) -> str:
 
 
 def address_problems(root: Path) -> list[str]:
-    """Return what each file lacks of the address; without an address, what it will have."""
+    """Return the texts that each file lacks for the address (for an example address if there is none yet)."""
     address = address_of(root)
     missing = [
         f"{place.file} lacks this text:\n{textwrap.indent(place.text.strip(), '    ')}"
@@ -156,7 +156,7 @@ def address_problems(root: Path) -> list[str]:
 
 
 def text_problems(root: Path) -> list[str]:
-    """Return which files lack a text that a release needs, or name another version or date."""
+    """Return the files that lack a text of the release, or name another version or date."""
     version, tag = version_of(root), tag_command(root)
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     releases = re.findall(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
@@ -188,7 +188,7 @@ def lacking(root: Path, needed: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def wheel_problems(root: Path) -> list[str]:
-    """Build the wheel, and return what its metadata lack."""
+    """Build the wheel, and return the entries that its metadata lack."""
     if importlib.util.find_spec("hatchling") is None:
         [requirement] = pyproject(root)["build-system"]["requires"]
         return [f"The wheel cannot be built without hatchling. Run python -m pip install {requirement!r}."]

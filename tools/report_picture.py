@@ -1,4 +1,4 @@
-"""Take a picture of a report in a headless browser, as README shows it.
+"""Take a screenshot of a report in a headless browser, for README.
 
     fewshot report embeddings.npz -o report.html
     python tools/report_picture.py report.html docs/images/report.png --sections threshold queries suspects
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     parser.add_argument("--sections", nargs="+", default=["threshold", "suspects"], help="one below the other")
     parser.add_argument("--width", type=int, default=1100)
-    parser.add_argument("--most", type=int, default=620, help="pixels of the height of a section")
+    parser.add_argument("--most", type=int, default=620, help="maximum height of a section, in pixels")
     options = parser.parse_args()
     settings = webdriver.ChromeOptions()
     settings.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def section(browser: webdriver.Chrome, name: str, width: int, most: int) -> Image.Image:
-    """A section of the page, cut at some height."""
+    """Return a section of the page, cut at a maximum height."""
     top, height = browser.execute_script(
         "const box = document.getElementById(arguments[0]).getBoundingClientRect(); return [box.top + scrollY, box.height];",
         name,

@@ -1,8 +1,8 @@
-"""A hook of MkDocs: pages of the site that lie outside of docs/, and links that leave it.
+"""An MkDocs hook for pages outside of docs/, and for links that leave it.
 
-Every page reads well in the repository, too, so its links are those of the repository: `../../CONTRIBUTING.md`. On the
-site such a link leads to the page that shows this file, if there is one, and else to the file in the repository. While
-pyproject.toml has no address of the repository, the words of the link stand there without it.
+Every page must also work in the repository, so its links are repository paths: `../CONTRIBUTING.md`. On the site, such a
+link leads to the page that shows this file if there is one, and otherwise to the file in the repository. As long as
+pyproject.toml has no repository address, only the text of the link is shown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\
 """A Markdown link to a file: words, path and anchor."""
 
 BADGES = re.compile(r"^\[!\[.+\n\n", re.MULTILINE)
-"""A line of badges, which come from other hosts. The site fetches nothing from another host."""
+"""A line of badges. Badges come from other hosts, and the site fetches nothing from another host."""
 
 TEST = re.compile(r"`(tests/[^`]+)::(\w+)`")
 """A test of a guarantee, in the last column of a table. Its name is longer than the guarantee: on the site it is a link."""
@@ -47,7 +47,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie outside of docs/."""
+    """Add the pages outside of docs/."""
     for page, path in OUTSIDE.items():
         if (ROOT / path).exists():
             files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
@@ -67,7 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         elif in_repository.startswith("docs/"):
             on_site = in_repository.removeprefix("docs/")
         elif not (ROOT / in_repository).exists():
-            return match[0]  # MkDocs says that there is no such file
+            return match[0]  # MkDocs reports the missing file
         elif config.repo_url:
             kind = "tree" if (ROOT / in_repository).is_dir() else "blob"
             return f"[{words}]({config.repo_url}/{kind}/main/{in_repository}{anchor})"
@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
 
 
 def _line_of(config: MkDocsConfig, path: str, test: str) -> str:
-    """Return the address of a test in the repository, with its path and name to show under the pointer."""
+    """Return the address of a test in the repository, with its path and name as a tooltip."""
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     line = next(number for number, text in enumerate(lines, 1) if text.lstrip().startswith(f"def {test}("))
     return f'{config.repo_url}/blob/main/{path}#L{line} "{path}::{test}"'

@@ -1,8 +1,8 @@
-"""Try the wheel of a folder in an empty environment, as its users install it: python tools/try_release.py dist.
+"""Try the wheel of a folder in an empty environment, as users install it: python tools/try_release.py dist.
 
-`python -m build` makes the wheel from the source distribution, so that both are tried. First the core is installed alone and
-evaluates an embedding. Then the package is installed with [all], and its command evaluates a file. The checkout cannot be
-imported.
+`python -m build` makes the wheel from the source distribution, so that both are tested. First only the core is installed,
+and it evaluates an embedding. Then the package is installed with [all], and its command evaluates a file. The checkout
+cannot be imported.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ np.savez("embeddings.npz", embeddings=np.eye(4)[labels] + 0.1 * np.random.defaul
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dist", type=Path, help="the folder with the wheel")
-    parser.add_argument("--only", choices=("core", "all"), help="install the core alone, or the package with [all]")
-    parser.add_argument("--environment", type=Path, help="an environment to install into, in place of a new one")
+    parser.add_argument("--only", choices=("core", "all"), help="install only the core, or the package with [all]")
+    parser.add_argument("--environment", type=Path, help="environment to install into, instead of a new one")
     options = parser.parse_args()
     wheel = the_wheel(options.dist)
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def try_all(scripts: Path, wheel: Path, folder: str) -> None:
 
 
 def run(command: list[str | Path], folder: str) -> None:
-    """Run a command in a folder outside of the checkout, and end where it fails."""
+    """Run a command in a folder outside of the checkout, and exit if it fails."""
     words = [str(word) for word in command]
     print("$", *[word if "\n" not in word else "..." for word in words], flush=True)
     if (status := subprocess.run(words, cwd=folder, check=False).returncode) != 0:

@@ -1,4 +1,4 @@
-"""`python -m icons`, with `examples` in PYTHONPATH: what the icon themes of this machine hold, and a page of it."""
+"""`python -m icons`, with `examples` in PYTHONPATH: print the icon themes of this machine, and draw a page of icons."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ from icons.splits import IconThemes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables and write the sheet; the exit status is 1 where too few icon themes are installed."""
+    """Print the tables and write the sheet; the exit status is 1 if too few icon themes are installed."""
     parser = argparse.ArgumentParser(prog="python -m icons", description="Print the size of the set of icons.")
     parser.add_argument("--size", type=int, default=32, help="height and width of the images, in pixels")
     parser.add_argument(
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plain(words: object) -> Text:
-    """What others wrote, such as the name of a theme, as it is: no style, and nothing that steers a terminal."""
+    """Return text from others, such as the name of a theme, without markup and without terminal control characters."""
     return Text("".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(words)))
 
 

@@ -33,8 +33,7 @@ def on_white(images: Float[Tensor, "images 4 size size"]) -> Float[Tensor, "imag
 class IconAugmentation:
     """Moves the icons of a batch at random and lays them on paper; a function of the seed and the batch's positions.
 
-    So neither workers nor global random state nor the batches before matter. Icons are never mirrored: undo would become
-    redo.
+    Workers, global random state and earlier batches do not matter. Icons are never mirrored: undo would become redo.
 
     Args:
         seed: Seed of the random numbers.

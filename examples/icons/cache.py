@@ -1,4 +1,4 @@
-"""Loads the icons of this machine from the cache, or draws them; says what to install where they are too few."""
+"""Loads the icons of this machine from the cache, or draws them; if there are too few, an error lists what to install."""
 
 import hashlib
 import os
@@ -26,10 +26,10 @@ and for the themes that are drawn in SVG: pip install resvg_py"""
 
 
 def installed_themes(roots: Sequence[str | os.PathLike[str]] | None = None) -> list[Theme]:
-    """The icon themes in `roots`, or where the specification says that they are.
+    """Return the icon themes in `roots`, by default in the folders of the specification.
 
     Args:
-        roots: Folders that hold themes.
+        roots: Folders with themes.
 
     Returns:
         The themes, in the order of their names.
@@ -48,7 +48,7 @@ def installed_themes(roots: Sequence[str | os.PathLike[str]] | None = None) -> l
 
 
 def cache_file(themes: Sequence[Theme], size: int = 32, min_families: int = 6, *, symbolic: bool = False) -> Path:
-    """Where the drawing is kept; the name changes with everything that the drawing depends on.
+    """Return the path of the cached drawing; the name changes with everything that the drawing depends on.
 
     Args:
         themes: The themes; adding, removing or replacing one of their files changes the name.
@@ -76,7 +76,7 @@ def load_drawing(
     symbolic: bool = False,
     roots: Sequence[str | os.PathLike[str]] | None = None,
 ) -> DrawnIcons:
-    """All icons before they are split: from the cache if it is sound, else drawn and put there.
+    """Return all icons before they are split: from the cache if it is valid; otherwise they are drawn and cached.
 
     Args:
         size: See `IconThemes`.

@@ -8,15 +8,15 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 NEAR_COPY = 0.01  # of the energy, as for the look-alikes among the glyphs
-RELATED = 0.1  # two families with this share of near-copies among their common classes are one circle of artists
+RELATED = 0.1  # two families with this fraction of near-copies among their common classes form one circle of artists
 ROWS = 512  # compared with all others at a time, to bound the memory
 
 
 def near_copies(images: UInt8[Tensor, "images 4 size size"]) -> Int[Tensor, "pairs 2"]:
-    """All pairs of images whose difference, squared and summed, is at most 1 % of the larger one's energy.
+    """Return all pairs of images with a summed squared difference of at most 1 % of the larger image's energy.
 
-    Colours are premultiplied with alpha and rounded to integers, which decide. Sums over 2 x 2 pixels, halved, are never
-    further apart than the images (Cauchy-Schwarz): a float32 product of these small vectors finds the pairs that may be.
+    The comparison uses integers: colours premultiplied with alpha and rounded. Halved sums over 2 x 2 pixels are never
+    further apart than the images (Cauchy-Schwarz), so a float32 product of these small vectors finds the candidate pairs.
 
     Args:
         images: Red, green, blue and alpha; height and width are even.
@@ -56,7 +56,7 @@ def near_copies(images: UInt8[Tensor, "images 4 size size"]) -> Int[Tensor, "pai
 def circles(
     classes: Int[Tensor, "images"], families: Int[Tensor, "images"], pairs: Int[Tensor, "pairs 2"], family_count: int
 ) -> tuple[int, ...]:
-    """Which families drew on each other: at least a tenth of the classes that both hold are near-copies.
+    """Return which families drew on each other: at least a tenth of their common classes are near-copies.
 
     Args:
         classes: Class of each image.
@@ -65,7 +65,7 @@ def circles(
         family_count: The number of families.
 
     Returns:
-        For each family, the first family of its circle: its own number where it drew on no other.
+        For each family, the first family of its circle; its own number if it drew on no other family.
     """
     same_class = pairs[classes[pairs[:, 0]] == classes[pairs[:, 1]]]
     copied = Counter(tuple(sorted(pair)) for pair in families[same_class].tolist())

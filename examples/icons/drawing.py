@@ -30,7 +30,7 @@ Item = tuple[str, str]  # name of the icon, family
 
 VERSION = 1  # of the drawing: raise it with every change that moves a pixel, a class or a family
 
-ONE_COLOUR = 8  # of 255: how far a premultiplied channel may be from that of one colour, for the rounding of files
+ONE_COLOUR = 8  # of 255: tolerance of a premultiplied channel for one colour, because files are rounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class DrawnIcons:
         families: For each image, the position of its family in `family_names`.
         names: Names of the classes, in alphabetical order.
         contexts: For each class, the context that most of its images have ("Actions", "Applications", ...).
-        family_names: In alphabetical order; those without an image are among them.
+        family_names: Names of the families, in alphabetical order, including families without an image.
         circles: For each family, the first family of those that drew on each other; see `copies.circles`.
         counts: What each rule left out, by its name in `RULES`.
     """
@@ -86,7 +86,7 @@ RULES = {
 
 
 def svg_version() -> str | None:
-    """The version of the library that draws SVG; None where it is not installed."""
+    """The version of the library that draws SVG; None if it is not installed."""
     try:
         return version("resvg_py")
     except PackageNotFoundError:
@@ -94,15 +94,15 @@ def svg_version() -> str | None:
 
 
 def draw_icons(themes: Sequence[Theme], size: int, min_families: int, *, symbolic: bool) -> DrawnIcons:
-    """Draw one picture for each name and family, and keep those that the rules let count.
+    """Draw one picture for each name and family, and keep the pictures that the rules allow.
 
-    Takes some seconds for a thousand pictures; a bar on standard error says how far it is, where that is a terminal.
+    A thousand pictures take a few seconds; if standard error is a terminal, it shows a progress bar.
 
     Args:
         themes: The themes.
         size: Height and width of the pictures, in pixels.
         min_families: A name with fewer pictures is not a class.
-        symbolic: Whether symbolic icons and those of one colour count.
+        symbolic: Whether symbolic and single-colour icons count.
 
     Returns:
         The icons, and what each rule left out.
@@ -176,7 +176,7 @@ def draw_file(path: Path, size: int) -> Picture | None:
             whole = image.convert("RGBA")
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException:  # a panic of resvg is none of Exception; Pillow promises no class of error
+    except BaseException:  # a panic of resvg is not an Exception, and Pillow documents no error class
         return None
     scale = size / max(whole.size)
     width, height = (max(1, round(side * scale)) for side in whole.size)
@@ -208,12 +208,12 @@ def is_of_one_colour(picture: Picture) -> bool:
 def choose(
     targets: Mapping[Item, str], pictures: Mapping[Item, Picture], min_families: int, counts: dict[str, int]
 ) -> list[Item]:
-    """The pictures that count: no picture under two names, none twice under one.
+    """Return the pictures that count: no picture has two names, and no picture appears twice under one name.
 
-    In one family two names are one picture if both are links to one icon, one is a link to the other, or their pixels
-    are equal. A name is an alias, and no class, if that is so in at least half of the families that hold both it and a
-    name that comes before it; names held by more families come first, then those earlier in the alphabet. Elsewhere the
-    picture goes to the first of the names.
+    In one family two names are one picture if both are links to one icon, one is a link to the other, or their pixels are
+    equal. A name is an alias, and not a class, if this is true in at least half of the families that have both this name and
+    an earlier name. Names in more families are earlier, then names earlier in the alphabet. In the other cases the picture
+    goes to the first of the names.
 
     Args:
         targets: For each name and family, the name of the icon that its file is a link to, or its own.

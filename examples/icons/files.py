@@ -16,7 +16,7 @@ from pathlib import Path
 VECTOR = ".svg"
 SUFFIXES = (".png", VECTOR)
 
-# "hicolor" and "locolor" are where applications put their own icons, "default" names a mouse cursor: none is a style.
+# Applications put their own icons into "hicolor" and "locolor", and "default" names a mouse cursor: none of them is a style.
 NO_STYLE = frozenset({"hicolor", "locolor", "default"})
 
 # Words at the end of a theme's name that mark a variant of the same drawings, not another artist.
@@ -35,7 +35,7 @@ class IconFolder:
         size: Nominal size times scale.
         smallest: The smallest size that the icons are meant for.
         largest: The largest one.
-        context: What the icons stand for ("Actions", "Applications", ...); empty where the theme does not say.
+        context: What the icons represent ("Actions", "Applications", ...); empty if the theme does not specify it.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Theme:
 
     Attributes:
         name: Name of the theme's folder.
-        homes: Folders of the theme, one in each base folder that holds one, the most important first.
+        homes: Folders of the theme, at most one in each base folder, the most important first.
         inherits: The themes in which its missing icons are looked up.
         folders: Folders of icons, in the order of `index.theme`.
     """
@@ -80,7 +80,7 @@ class IconFile:
     Attributes:
         path: Path of the file; a link is not followed.
         context: Context of the folder.
-        target: The name of the icon that the file is a link to; its own name where it is none.
+        target: The name of the icon that the file links to; its own name if it is not a link.
     """
 
     path: Path
@@ -135,7 +135,7 @@ def find_themes(roots: Iterable[Path]) -> list[Theme]:
 
 
 def _read_index(file: Path) -> tuple[tuple[str, ...], tuple[IconFolder, ...]] | None:
-    """What a theme inherits from, and its folders; None where the file says nothing of both."""
+    """Return the parents of a theme, and its folders; None if the file has neither."""
     index = ConfigParser(interpolation=None, strict=False, allow_no_value=True, delimiters=("=",))
     try:
         index.read_string(file.read_text(encoding="utf-8-sig", errors="replace"))
@@ -154,13 +154,13 @@ def _words(section: SectionProxy, key: str) -> tuple[str, ...]:
 
 
 def _folder(section: SectionProxy) -> IconFolder | None:
-    """A folder as its section describes it; None where the numbers are none."""
+    """Return the folder of a section; None if its numbers are not numbers."""
     try:
         scale, nominal = int(section.get("Scale", "1")), int(section["Size"])
         kind = (section.get("Type") or "Threshold").casefold()
         if kind == "scalable":
             smallest, largest = int(section.get("MinSize", str(nominal))), int(section.get("MaxSize", str(nominal)))
-        else:  # a threshold says that an icon may be shown as it is at a size nearby; it is no other picture there
+        else:  # a threshold allows an icon at nearby sizes; it does not mean another picture
             smallest = largest = nominal
     except (KeyError, TypeError, ValueError):
         return None
@@ -172,8 +172,8 @@ def families(themes: Sequence[Theme]) -> dict[str, list[Theme]]:
 
     A theme belongs to the family of another one if both names are equal but for words of `VARIANT_WORDS` at the end
     (Papirus-Dark), if it inherits from the other one, directly or not, and its name begins with that name (gnome-human),
-    or if most of its folders are links into the other one (ePapirus). An icon that a theme only inherits is none of its
-    own: it counts for the theme that drew it.
+    or if most of its folders are links into the other one (ePapirus). An icon that a theme only inherits
+    counts for the theme that drew it.
 
     Args:
         themes: The themes.
@@ -205,7 +205,7 @@ def _ancestors(theme: Theme, by_name: Mapping[str, Theme]) -> set[str]:
 
 
 def _owner_of_folders(theme: Theme) -> str:
-    """The theme that most of the folders of icons lie in, once links are followed: the theme itself, as a rule."""
+    """Return the theme with most of the icon folders after links are followed: usually the theme itself."""
     owners: Counter[str] = Counter()
     for home in theme.homes:
         for folder in theme.folders:
@@ -225,8 +225,8 @@ def _key(name: str) -> tuple[str, ...]:
 def icon_files(family: Sequence[Theme], size: int, *, vectors: bool, symbolic: bool) -> dict[str, IconFile]:
     """For each icon of a family, the file that is nearest to a size; pixels come before vectors at equal distance.
 
-    Of files that are equally near, that of the earlier theme counts, then the larger one, then the one whose folder the
-    theme lists first.
+    Among equally near files, the file of the earlier theme comes first, then the larger file, then the file in the folder
+    that the theme lists first.
 
     Args:
         family: Themes of the family, the most important first.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from icons.files import Theme
 
-DOCUMENTATION = Path("/usr/share/doc")  # where Debian's policy puts the file `copyright` of each package
+DOCUMENTATION = Path("/usr/share/doc")  # the folder of each package's `copyright` file, by Debian's policy
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Package:
     Attributes:
         name: Name in the package manager.
         version: The installed one.
-        licences: Short names, as its copyright file gives them.
+        licences: Short names from its copyright file.
     """
 
     name: str = ""

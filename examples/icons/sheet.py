@@ -13,12 +13,12 @@ from icons.drawing import DrawnIcons
 def icon_sheet(path: str | os.PathLike[str], drawn: DrawnIcons, *, rows: int = 14, dpi: int = 200) -> None:
     """Write a page of icons as PNG or SVG; an empty cell is a family without its own picture.
 
-    The classes are spread evenly over the alphabet, among the quarter that most families hold.
+    The classes are spread evenly over the alphabet, among the quarter of classes that most families have.
 
     Args:
-        path: The file to write, as an SVG if its name ends in .svg, else as a PNG.
+        path: The file to write: an SVG if its name ends in .svg, otherwise a PNG.
         drawn: The icons.
-        rows: Largest number of classes on the page.
+        rows: Maximum number of classes on the page.
         dpi: Resolution of the page.
     """
     size, columns = drawn.images.shape[-1], len(drawn.family_names)

@@ -26,9 +26,9 @@ class IconThemes(FewShotDataset):
     in the folder named by the environment variable FEWSHOT_CALLBACKS_CACHE, else in the user's cache folder. A damaged file
     is drawn again, and so are themes that have changed.
 
-    A class is drawn into its split by the SHA-256 of `split_seed` and its name, so that machines with other themes put it
-    into the same one. Families are dealt in the order of the same hash until a split has its share of them; families
-    that drew on each other stay together.
+    The SHA-256 of `split_seed` and the name decides the split of a class, so that machines with other themes use the same
+    split. Families are assigned in the order of the same hash until a split has its share of them; families that drew on
+    each other stay together.
 
     Args:
         split: "train", "val" or "test".
@@ -38,18 +38,18 @@ class IconThemes(FewShotDataset):
         min_families: A name with fewer pictures, one of each family of themes, is not a class; 2 or more.
         min_images: Where families are split, a class with fewer images inside a split is left out of it; 2 or more.
         split_seed: Another seed gives another split.
-        val_share: Share of the classes, and of the families, that are validated on.
-        test_share: Share that is tested on.
-        symbolic: Whether symbolic icons and those of one colour count.
-        background: Of augmented training images: "white", or "random" for a random colour of each.
-        roots: Folders that hold themes, instead of those of the specification (`XDG_DATA_HOME`, `XDG_DATA_DIRS`).
+        val_share: Fraction of the classes, and of the families, in the validation split.
+        test_share: Fraction in the test split.
+        symbolic: Whether symbolic and single-colour icons count.
+        background: Background of augmented training images: "white", or "random" for a random colour per image.
+        roots: Folders with themes, instead of the folders of the specification (`XDG_DATA_HOME`, `XDG_DATA_DIRS`).
 
     Attributes:
         images: (items, 4, size, size), red, green, blue and alpha.
         labels: 0 ... C-1 inside the split.
         families: For each item, the position of its family in `family_names`.
         class_names: For each class, the name of the icon.
-        contexts: For each class, what most themes say that it stands for ("Actions", "Applications", ...).
+        contexts: For each class, its context in most themes ("Actions", "Applications", ...).
         family_names: All families of themes, including those that do not occur in the split.
 
     Raises:
@@ -123,7 +123,7 @@ class IconThemes(FewShotDataset):
         return other
 
     def augmented(self, seed: int = 0) -> "IconThemes":
-        """The same icons as a network is trained on them; see `IconAugmentation`."""
+        """The same icons with augmentation for training; see `IconAugmentation`."""
         other = copy.copy(self)
         other._augmentation, other._augment = replace(self._augmentation, seed=seed), True
         return other

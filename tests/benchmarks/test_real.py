@@ -1,4 +1,4 @@
-"""The benchmark runs and says which package a set needs."""
+"""The benchmark runs, and prints which package a set needs."""
 
 import pytest
 import torch

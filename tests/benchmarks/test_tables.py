@@ -1,4 +1,4 @@
-"""Benchmarks print their table as their file holds it, with the machine, so that a page can be written from files."""
+"""The printed table and the JSON of a benchmark are equal and include the machine, so that a page can be made from files."""
 
 import json
 import sys

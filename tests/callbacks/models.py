@@ -34,7 +34,7 @@ def loader(data: TensorDataset | None = None, batch_size: int = 11, shuffle: boo
 
 
 class Net(LightningModule):
-    """Trains for real; its encoder holds all that a monitor could disturb: batch norm, dropout, a frozen part."""
+    """Trains for real; its encoder has all parts that a monitor could disturb: batch norm, dropout, a frozen layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Panels whose items are shown as their index, a recorder of the rows that are drawn, and their check by brute force."""
+"""Panels that show items as their index, a recorder of the drawn rows, and a brute-force check of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ Row = tuple[Any, str, str, list[tuple[Any, str, float, bool, bool]]]
 
 
 class IdentityNet(Net):
-    """A module whose embeddings are the points."""
+    """A module that returns the points as embeddings."""
 
     def embed(self, points: Tensor) -> Tensor:
         return points.flatten(1)[:, :5] + 0 * super().embed(points.flatten(1))
@@ -45,7 +45,7 @@ class PanelRecorder:
         return Figure(figsize=(1, 1), dpi=10)
 
     def queries(self, name: str, time: int = -1) -> list[int]:
-        """Return the queries of a figure, whose pictures are their indices."""
+        """Return the queries of a figure; their pictures are their indices."""
         return [int(row[0]) for row in self.figures[name][time]]
 
 
@@ -55,7 +55,7 @@ def indexed_panels(*numbers: int, **settings: Any) -> RetrievalPanels:
 
 
 def brute_force(embeddings: Tensor, labels: Tensor, *gallery: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores (queries, gallery), relevance, and average precision of each query, which is no candidate for itself."""
+    """Return scores (queries, gallery), relevance, and average precision of each query; a query does not retrieve itself."""
     items, item_labels = gallery or (embeddings, labels)
     unit_queries = torch.nn.functional.normalize(embeddings.double(), dim=1)
     unit_items = torch.nn.functional.normalize(items.double(), dim=1)

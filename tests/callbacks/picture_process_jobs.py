@@ -1,4 +1,4 @@
-"""What `process_jobs` does with pictures in two processes: what is drawn of a set of which each holds a part."""
+"""Jobs of `process_jobs` with pictures in two processes: the figures of a set that is split over the processes."""
 
 import os
 import warnings
@@ -28,7 +28,7 @@ def by_index_or_value(holder: Any, place: int) -> str:
 
 
 def drawn_of(net: Any, loaders: Any, *, fails: bool = False, **settings: Any) -> dict[str, Any]:
-    """What this process draws, and what it says."""
+    """Return the figures and messages of this process."""
     callback = indexed_panels(worst=4, mistakes=4, sample=4, k=3, images=by_index_or_value)
     if fails and torch.distributed.get_rank() == 1:
         callback._gather_kept = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]

@@ -74,7 +74,7 @@ DIVISIONS = {
 
 
 class Divided:
-    """A mixin: the strategy of the Trainer says how the weights are divided."""
+    """A mixin: the strategy of the Trainer decides how the weights are sharded."""
 
     division = ""
 
@@ -146,7 +146,7 @@ def validate(name: str) -> dict[str, float]:
 
 
 def refusal(name: str) -> str:
-    """What a monitor says of embeddings that are parts."""
+    """Return the error of a monitor for sharded embeddings."""
     try:
         run_of(name, retrieval()).validate(divided(Large(), name), loader(VALIDATION), verbose=False)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Weights that are others during a validation than around it: training items are embedded with those of the steps."""
+"""Weights that differ during a validation: training items are embedded with the weights of the training steps."""
 
 import math
 from itertools import permutations
@@ -128,7 +128,7 @@ def test_training_items_are_embedded_with_the_averaged_weights_of_lightning(is_f
 
 
 class Second(Callback):
-    """Other weights for the second loader alone."""
+    """Other weights only for the second loader."""
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int, at: int = 0

@@ -1,4 +1,4 @@
-"""`RetrievalMonitor(dims=..., codes=...)`: what is logged of compressed forms is what `compression_costs` says."""
+"""`RetrievalMonitor(dims=..., codes=...)`: the logged values of compressed forms equal `compression_costs`."""
 
 from pathlib import Path
 from typing import Any

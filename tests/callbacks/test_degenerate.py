@@ -1,4 +1,4 @@
-"""Embeddings and labels of which little or nothing can be said: chance or NaN, one warning, and the fit goes on."""
+"""Degenerate embeddings and labels: the values are chance or NaN, there is one warning, and the fit continues."""
 
 import math
 import warnings
@@ -142,7 +142,7 @@ def test_a_constant_and_the_noise_of_rounding_are_near_chance_in_any_order() -> 
         return 1 + points[:, :8].round() * 2.0**-23  # the noise has nothing to do with the class
 
     points, labels = sized(MANY).tensors
-    noise = points[:, :8].round().double()  # J is that of the noise alone, whatever its scale and the constant
+    noise = points[:, :8].round().double()  # J depends only on the noise, whatever its scale and the constant
     means = torch.stack([noise[labels == label].mean(dim=0) for label in labels])
     of_noise = float((means - noise.mean(dim=0)).square().sum() / (noise - means).square().sum())
     assert of_noise == pytest.approx(5 / 114, abs=0.04)  # (C - 1) / (N - C), what noise has on average

@@ -1,4 +1,4 @@
-"""EmbeddingHealthMonitor on real Trainers: with and without labels, in batches and sets, and what it says of a collapse."""
+"""EmbeddingHealthMonitor on real Trainers: with and without labels, in batches and sets, and its warning of a collapse."""
 
 import math
 from pathlib import Path
@@ -203,7 +203,7 @@ def test_items_in_another_order_and_another_module_are_not_compared() -> None:
 
 
 def test_a_checkpoint_may_wait_for_a_movement(tmp_path: Path) -> None:
-    """At the first validation there is nothing to compare with: the value is NaN, and the run goes on."""
+    """The first validation has nothing to compare with: the value is NaN, and the run continues."""
     kept = Keeps()
     best = ModelCheckpoint(tmp_path, monitor="val/cka_to_first", mode="max")
     trainer(EmbeddingHealthMonitor(), best, kept, max_epochs=2).fit(Embeds(), loader(TRAINING), loader(VALIDATION))

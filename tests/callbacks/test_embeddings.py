@@ -1,4 +1,4 @@
-"""Where embeddings and labels are found: outputs, batches, submodules, views; and what is said where they are not."""
+"""Where embeddings and labels are found: outputs, batches, submodules, views; and the messages if they are not found."""
 
 import math
 import warnings
@@ -50,7 +50,7 @@ def reader(source: Any = ("embeddings", "labels"), labels: Any = None) -> Embedd
 
 
 class Tower(nn.Module):
-    """Returns what holds the embeddings somewhere, as transformers do."""
+    """Returns an output object that contains the embeddings, as transformers do."""
 
     def forward(self, z: Tensor) -> Any:
         return {"pooler_output": z, "states": SimpleNamespace(hidden=(-z, z))}

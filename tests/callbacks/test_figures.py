@@ -1,4 +1,4 @@
-"""Score plots, maps and reports of an evaluated set show what the report and its embeddings hold."""
+"""Score plots, maps and reports of an evaluated set show the content of the report and its embeddings."""
 
 import json
 import re

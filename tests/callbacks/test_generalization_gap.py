@@ -1,4 +1,4 @@
-"""GeneralizationGapMonitor: the values are those of the functions, the training is left alone, the time is kept."""
+"""GeneralizationGapMonitor: its values equal the functions, training is not disturbed, the time limit is kept."""
 
 import math
 from collections import Counter

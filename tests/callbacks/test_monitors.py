@@ -1,4 +1,4 @@
-"""Monitors that share the items of a validation: each logs what it logs alone, and the items are read and held once."""
+"""Monitors that share validation items: the items are read and stored once, and each monitor logs the usual values."""
 
 import copy
 import gc
@@ -61,7 +61,7 @@ Made = Callable[[EmbeddingSource], Sequence[Callback]]
 
 
 class Keeps(Monitor):
-    """Keeps what it was given, by weak references alone to what is large."""
+    """Records its arguments, with only weak references to large ones."""
 
     names = ("items",)
 

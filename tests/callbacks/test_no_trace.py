@@ -41,7 +41,7 @@ def hooks_on(net: nn.Module) -> int:
 
 
 def holds_tensors(monitor: Any) -> list[str]:
-    """Attributes of a monitor, or of what collects for it, that hold embeddings; keys of metrics are none."""
+    """Attributes of a monitor, or of its collector, that contain embeddings; metric keys do not count."""
     found = []
     ours = [part for part in vars(monitor).values() if type(part).__module__.startswith("fewshot_callbacks.callbacks")]
     parts = [part for part in ours if hasattr(part, "__dict__")]
@@ -57,7 +57,7 @@ def holds_tensors(monitor: Any) -> list[str]:
 
 
 def held_before() -> list[list[str]]:
-    """What monitors hold that have never run, such as a list of trials."""
+    """Return the attributes of monitors that have never run, such as a list of trials."""
     return [holds_tensors(monitor) for monitor in all_monitors()]
 
 

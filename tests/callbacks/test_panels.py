@@ -33,7 +33,7 @@ DATA = items()
 
 
 class Shown(Dataset[Any]):
-    """Images of one channel whose pixels are the points."""
+    """One-channel images with the points as pixels."""
 
     def __len__(self) -> int:
         return len(DATA)
@@ -54,7 +54,7 @@ class Stream(IterableDataset[Any]):
 
 
 def validated(net: Net, loaders: Any, panels: RetrievalPanels, monitor: Any = None) -> list[str]:
-    """What was said."""
+    """Return the messages."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(monitor or retrieval(), panels).validate(net, loaders, verbose=False)

@@ -1,4 +1,4 @@
-"""Two processes that hold a set together draw what one would draw."""
+"""Two processes that share a set draw the same figures as one process."""
 
 from pathlib import Path
 from typing import Any

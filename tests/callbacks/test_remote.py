@@ -1,4 +1,4 @@
-"""A run whose folder is in a remote store: reports, histories and pictures are there, and no local folder of its name."""
+"""A run with its folder in a remote store: reports, histories and figures are there, and there is no local folder."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""RetrievalMonitor: what is logged is what `evaluate_retrieval` says, for one loader, several, or a gallery."""
+"""RetrievalMonitor: the logged values equal `evaluate_retrieval`, for one loader, several, or a gallery."""
 
 import math
 import warnings

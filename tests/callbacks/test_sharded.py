@@ -1,4 +1,4 @@
-"""Modules whose weights are divided among processes: `fully_shard` (FSDP2) and tensor parallelism."""
+"""Modules with weights that are sharded across processes: `fully_shard` (FSDP2) and tensor parallelism."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One real Trainer for each way of running one: what is logged, beside what was computed by hand, and who sees it."""
+"""One real Trainer per way of running it: the logged values equal the values by hand, and the right readers see them."""
 
 import csv
 import math
@@ -308,7 +308,7 @@ def test_code_that_was_compiled_before_a_monitor_listened_is_said_to_pass_it_by(
     with warned(UserWarning, *facts) as caught:
         log_of_validation(retrieval(source="encoder", strict=False), given)
     assert len(messages_of(caught)) == 1
-    torch.compiler.reset()  # as the message says
+    torch.compiler.reset()  # as the message asks
     assert log_of_validation(retrieval(source="encoder"), given) == close(
         with_prefix(expected_metrics(*net.by_hand(VALIDATION)))
     )

@@ -1,4 +1,4 @@
-"""VerificationMonitor: what it logs of a trial list is what `evaluate_trials` says of the embeddings."""
+"""VerificationMonitor: its logged values for a trial list equal `evaluate_trials` of the embeddings."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Commands that Slurm starts as several processes, of which one is killed."""
+"""Commands that Slurm starts as several processes; one process is killed."""
 
 SLURM = """
 import os, socket, sys, time
@@ -36,4 +36,4 @@ for step, (writings, tasks) in enumerate([(3, 2), (0, 1), (0, 2)]):
     if step == 0:
         open("ended", "w").write(str(time.time()))
 """
-"""Steps of a job of Slurm: two processes, of which one is killed at its third writing; one process; and two again."""
+"""Steps of a Slurm job: two processes, one of them killed at its third write; then one process; then two again."""

@@ -38,7 +38,7 @@ def evaluated(capsys, *words):
 
 
 def refused(capsys, *words):
-    """What it says to words that it cannot take: one line."""
+    """Return the one-line message for arguments that the command refuses."""
     assert main(["evaluate", *map(str, words)]) == 1
     out, said = capsys.readouterr()
     assert (out, said.count("\n"), said[:18]) == ("", 1, "fewshot evaluate: ")
@@ -436,7 +436,7 @@ def interrupted(*_, **__):
 
 @pytest.fixture
 def columns(tmp_path):
-    """Vectors in one file, and a .npy file of each column beside it."""
+    """Vectors in one file, and a .npy file next to it for each column."""
     rng = np.random.default_rng(0)
     np.save(tmp_path / "vectors.npy", rng.normal(size=(60, 8)).astype(np.float32))
     held = {

@@ -53,7 +53,7 @@ def there(trained, monkeypatch):
 
 
 def last_line(capsys):
-    """What was said at the end; no traceback before it."""
+    """Return the final message; there must be no traceback before it."""
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return said.rstrip("\n").splitlines()[-1]
@@ -257,7 +257,7 @@ def test_without_a_checkpoint_nothing_is_evaluated(there, capsys):
 def test_a_test_evaluates_what_was_asked_for_and_makes_no_run(word, there, tmp_path, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(ProtoNet, "on_test_end", lambda self: seen.append(self.state_dict()), raising=False)
-    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"]  # asked for, it writes there alone
+    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"]  # it writes only there
     assert main(["test", *RUN, "--ckpt_path", word, *(logger if word != "none" else [])]) == 0
     assert "test/mAP" in capsys.readouterr().out
     assert len(list(tmp_path.glob("**/metrics.csv"))) == (word != "none")

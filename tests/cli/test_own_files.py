@@ -1,4 +1,4 @@
-"""Each of two processes opens and fetches its own files, and the report is that of one process to the last bit."""
+"""Each of two processes opens and fetches its own files, and the report equals a one-process report to the last bit."""
 
 import json
 import os

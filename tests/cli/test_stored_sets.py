@@ -1,4 +1,4 @@
-"""Names of the arrays and columns of files: those of one set, those of two, and what is said of any others."""
+"""Names of arrays and columns in files: the names for one set, the names for two sets, and messages for all others."""
 
 import json
 from pathlib import Path
@@ -31,14 +31,14 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def evaluated(capsys, *words):
-    """The report as JSON, and what is said beside it."""
+    """Return the report as JSON, and the messages."""
     assert main(["evaluate", *words, "--json"]) == 0
     out, said = capsys.readouterr()
     return json.loads(out) | {"seconds": 0}, said
 
 
 def refused(capsys, *words):
-    """What a command says to what it cannot take: one line."""
+    """Return the one-line message of a command that refuses its input."""
     assert main(list(words)) == 1
     out, said = capsys.readouterr()
     assert (out, said.count("\n")) == ("", 1)

@@ -1,4 +1,4 @@
-"""`fewshot warm`: what it compiles is what evaluations need, and it says where that is kept."""
+"""`fewshot warm`: it compiles the kernels that evaluations need, and prints the folder of the cache."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The commands of table 2: accepted by the command line, and what they set is what the page says of their cell."""
+"""The commands of table 2: the command line accepts them, and their settings match the cells of the page."""
 
 import itertools
 import math
@@ -60,7 +60,7 @@ def test_the_page_shows_the_first_command_and_the_one_with_all_changes():
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
 def test_a_command_sets_what_its_cell_says_and_nothing_else(cell, capsys):
-    """Beside the first command of the page."""
+    """Options in addition to the first command of the page."""
     data, backbone, shots, head = cell
     expected = settings_of("fit --config distance_ratio_conv4 --data.dataset.root ROOT", capsys)
     expected["model"]["head"] = head.lower()

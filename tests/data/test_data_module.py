@@ -1,4 +1,4 @@
-"""The data module: which batches of which split a training, a validation and a test are served, and what is refused."""
+"""The data module: which batches training, validation and test get, and which settings are refused."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""The pages whose code blocks are run, what the blocks may use, and how a line of a shell is checked."""
+"""The pages with code blocks that are run, what the blocks may use, and how a shell line is checked."""
 
 from __future__ import annotations
 

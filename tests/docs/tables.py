@@ -1,4 +1,4 @@
-"""Tables of pages, and the tests that files hold."""
+"""Tables of pages, and the tests in a file."""
 
 import ast
 import re

@@ -48,7 +48,7 @@ def follow(example: str, root: Path) -> list[str]:
 
 
 def run(root: Path, *words: str) -> None:
-    """Run a module of Python in a copy, whose package it imports."""
+    """Run a Python module in a copy; it imports the package of the copy."""
     # An example has to work; that the package works is tested elsewhere, with all its cases.
     few = {"FEWSHOT_CHECK_SHAPES": "0", "FEWSHOT_EXAMPLES": "0.1"}
     environment = os.environ | {"PYTHONPATH": str(root)} | few

@@ -1,4 +1,4 @@
-"""The sentences of a training, which no two machines print alike, are like those of their page."""
+"""Sentences printed during training differ between machines; they have the form that their page shows."""
 
 import contextlib
 import io

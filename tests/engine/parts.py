@@ -1,4 +1,4 @@
-"""Reports of several processes, each of which holds a part of the items."""
+"""Reports of several processes, each with a part of the items."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""The budget is kept, measured from outside in a process of its own, or said to be too small; no value depends on it."""
+"""The budget is kept (measured in a separate process) or reported as too small; no value depends on it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""On a device the bits are those of the CPU; these tests run where there is one."""
+"""Results on a device equal the CPU bit for bit; these tests need a device."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Equal rows are compared once, and every count is that of comparing all pairs."""
+"""Equal rows are compared once, and every count is as if all pairs were compared."""
 
 import math
 

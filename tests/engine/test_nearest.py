@@ -1,4 +1,4 @@
-"""The nearest items of a gallery that is read in chunks, or shared by processes, are those of a gallery in memory."""
+"""The nearest items are the same if the gallery is in memory, is read in chunks, or is split over processes."""
 
 import numpy as np
 import pytest

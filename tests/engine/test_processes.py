@@ -1,4 +1,4 @@
-"""However the items are spread over processes: the report is that of one process, and what happens to one happens to all."""
+"""For any split of the items over processes, the report equals a one-process report, and all processes act alike."""
 
 import itertools
 import math

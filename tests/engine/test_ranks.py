@@ -1,4 +1,4 @@
-"""Ranks are those of comparing the true scores of all pairs, on every road through the engine."""
+"""On every path through the engine, ranks are as if the true scores of all pairs were compared."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The page of the glyphs, and the table beside it."""
+"""The page of the glyphs, and the printed table."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A long evaluation that was killed goes on from what it had written: the same report, to the last bit."""
+"""A killed evaluation resumes from its saved state and gives the same report, to the last bit."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Columns that Arrow's C interface exports, as rows and as labels: the results are those of the same values as arrays."""
+"""Columns from Arrow's C interface, as rows and as labels, give the same results as arrays with the same values."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Every function that compares a set takes the same arguments, except for what the table `TAKES` says."""
+"""Every function that compares a set takes the same arguments, apart from the exceptions in the table `TAKES`."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Results that hold NaN equal a copy of themselves, in every version of Python."""
+"""Results with NaN equal a copy of themselves, in every version of Python."""
 
 import pickle
 import re
@@ -17,7 +17,7 @@ NAN = float("nan")
 
 
 def public_results():
-    """The public dataclasses that compare numbers, and may hold NaN."""
+    """Return the public dataclasses that compare numbers and may contain NaN."""
     public = {getattr(module, name) for module in (functional, verification) for name in module.__all__}
     classes = {
         kind for kind in public if is_dataclass(kind) and isinstance(kind, type) and kind.__eq__ != object.__eq__

@@ -1,4 +1,4 @@
-"""Labels, ids and groups as strings, columns, lists and arrays: the results are those of the numbers behind them.
+"""Labels, ids and groups as strings, columns, lists and arrays: the results are the same as for the corresponding integers.
 
 And inputs that no function may take for something else.
 """

@@ -1,1 +1,1 @@
-"""Adapters to other libraries, each beside the library itself."""
+"""Adapters to other libraries, each compared with the library itself."""

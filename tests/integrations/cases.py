@@ -1,4 +1,4 @@
-"""Small models and tasks, made of numbers alone: nothing is downloaded."""
+"""Small models and tasks that are generated: nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library is imported when one of its evaluators is asked for; if it is not installed, one sentence says so."""
+"""A library is imported when one of its evaluators is asked for; if it is not installed, there is a one-sentence error."""
 
 import subprocess
 import sys

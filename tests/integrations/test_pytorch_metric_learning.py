@@ -1,4 +1,4 @@
-"""`ExactAccuracyCalculator` beside `AccuracyCalculator`."""
+"""`ExactAccuracyCalculator` compared with `AccuracyCalculator`."""
 
 import inspect
 import logging

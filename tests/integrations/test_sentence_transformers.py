@@ -1,4 +1,4 @@
-"""`ExactRetrievalEvaluator` beside `InformationRetrievalEvaluator`."""
+"""`ExactRetrievalEvaluator` compared with `InformationRetrievalEvaluator`."""
 
 import json
 
@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 class Vectors:
-    """A model whose texts are numbers of rows."""
+    """A model that takes row numbers as texts."""
 
     similarity_fn_name = "cosine"
     model_card_data = type("Card", (), {"set_evaluation_metrics": lambda *_: None})()

@@ -1,4 +1,4 @@
-"""`BatchRetrievalMetrics` in a real Trainer, alone and in two processes."""
+"""`BatchRetrievalMetrics` in a real Trainer, in one process and in two."""
 
 import gc
 import inspect

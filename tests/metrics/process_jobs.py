@@ -1,4 +1,4 @@
-"""Jobs of real processes (see `tests.gloo_processes`): metrics and evaluations of parts that each process holds."""
+"""Jobs of real processes (see `tests.gloo_processes`): metrics and evaluations with a part of the items in each process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of any kind is drawn in characters that the fonts hold, and fits the width that it gets."""
+"""Any text is drawn with characters of the fonts, and fits its width."""
 
 import pytest
 from hypothesis import given, settings

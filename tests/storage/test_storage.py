@@ -172,7 +172,7 @@ def test_a_file_is_read_once_whatever_links_lead_to_it(tmp_path):
     np.save(tmp_path / "0.npy", np.ones((1, 1), np.float32))
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "a.npy").symlink_to(tmp_path / "0.npy")
-    assert Shards(tmp_path / "outside")[:].tolist() == [[1.0]]  # a link alone is a file
+    assert Shards(tmp_path / "outside")[:].tolist() == [[1.0]]  # only a link is a file
     for listed in ([inner / "1.npy", inner / "00-latest.npy"], [inner / "1.npy", inner / "up" / "inner" / "1.npy"]):
         with refused(ValueError, "twice", *listed):
             Shards(listed)

@@ -1,4 +1,4 @@
-"""Compiling is said once, by one process, and not where numba finds the kernels in its cache."""
+"""Compiling is announced once, by one process, and not at all if numba finds the kernels in its cache."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""What works without any extra of the package, and what the rest says. It runs with the core alone, too."""
+"""What works without any extra of the package, and the errors of the rest. These tests also run with only the core."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Do the tests notice a mistake? Mistakes are put into `engine`, `functional` and `callbacks`, one at a time; the tests run.
+"""Do the tests notice a mistake? Put mistakes into `engine`, `functional` and `callbacks`, one at a time, and run the tests.
 
     python tools/mutants/run.py --sample 300 --seed 0
 
@@ -11,7 +11,7 @@ How a mutant is run. The working tree is copied to `.mutants/tree`, and only the
 are imported once; each mutant is tried by a fork of that process, which then imports the package. Once, all tests run with
 their coverage recorded, so that a mutant meets the tests that run its line: first those of the file's own test file, then
 the others, quick ones first, until `--budget` seconds are full. What is found is kept in `.mutants`; a call that was
-interrupted goes on where it was. A folder of records that holds files of others is refused, and only copies are removed.
+interrupted is resumed. A folder of records that contains other files is refused, and only copies are removed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ MEMORY = 24 * 2**30
 
 
 class RemoveCall(Operator):
-    """A call that stands alone is left out: `hook.remove()`, `self.store.reset()`."""
+    """Leaves out a call that is a whole statement: `hook.remove()`, `self.store.reset()`."""
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
         if node.type == "simple_stmt" and node.children[0].type == "atom_expr":
@@ -134,10 +134,10 @@ OPERATORS: dict[str, Operator] = {
 
 
 class Excluded(ast.NodeVisitor):
-    """Where a change changes no result: annotations, `if TYPE_CHECKING`, texts, and how numba is to compile.
+    """The places where a change alters no result: annotations, `if TYPE_CHECKING`, texts, and numba settings.
 
-    Texts are all strings, with what stands in their braces, and all that is handed to an exception or a warning. Of numba
-    the settings (`cache`, `nogil`, ...) and the decorators: without one a kernel is slow or does not compile.
+    Texts are all strings, including the expressions in their braces, and all arguments of exceptions and warnings. For numba
+    these are the settings (`cache`, `nogil`, ...) and the decorators: without one a kernel is slow or does not compile.
     """
 
     def __init__(self, source: str) -> None:
@@ -214,12 +214,12 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Its place, and which one of that place."""
+        """The place of the mistake, and its number among the mistakes of that place."""
         return f"{self.path}:{self.line}:{self.column} {self.operator} {self.occurrence}"
 
 
 def mutants_of(path: str, source: str) -> list[tuple[str, int, tuple[int, int]]]:
-    """Operator, occurrence and position of all mistakes in a file."""
+    """Return the operator, occurrence and position of all mistakes in a file."""
     excluded = Excluded(source)
     nodes = list(ast_nodes(get_ast(source)))
     found = []
@@ -230,7 +230,7 @@ def mutants_of(path: str, source: str) -> list[tuple[str, int, tuple[int, int]]]
 
 
 def mutated(source: str, operator: str, occurrence: int) -> str:
-    """The file with that mistake."""
+    """Return the text of the file with that mistake."""
     code = mutate_code(source, OPERATORS[operator], occurrence)
     assert code is not None
     return str(code)
@@ -239,10 +239,10 @@ def mutated(source: str, operator: str, occurrence: int) -> str:
 def draw(
     root: Path, sample: int, seed: int, only: Sequence[str], each: int | None = None
 ) -> tuple[list[Mutant], dict[str, int]]:
-    """The sample, and how many there are of each file.
+    """Return the sample, and the number of mutants per file.
 
-    Of each file its share, by largest remainders, and at least one; or `each`, where that is given. A larger sample of one
-    seed holds the smaller.
+    Each file gets its share, by largest remainders, and at least one; or `each` mutants, if that is given. A larger sample
+    with the same seed contains the smaller one.
     """
     paths = sorted(str(file.relative_to(root)) for package in PACKAGES for file in (root / package).rglob("*.py"))
     sources = {path: (root / path).read_text() for path in paths}
@@ -261,7 +261,7 @@ def draw(
         order = list(sites[path])
         random.Random(f"{seed} {path}").shuffle(order)
         lines = sources[path].splitlines()
-        # the star behind which arguments are named is no product, though cosmic-ray takes it for one
+        # cosmic-ray takes the star before keyword-only arguments for a product
         order = [site for site in order if lines[site[2][0] - 1][site[2][1] :][:2] != "*,"]
         for operator, occurrence, (line, column) in order[:count]:
             before, after = difference(sources[path], mutated(sources[path], operator, occurrence))
@@ -270,7 +270,7 @@ def draw(
 
 
 def difference(source: str, other: str) -> tuple[str, str]:
-    """The first line that differs, in both."""
+    """Return the first line that differs, from both texts."""
     for before, after in zip(source.splitlines(), other.splitlines(), strict=False):
         if before != after:
             return before.strip(), after.strip()
@@ -282,20 +282,20 @@ def difference(source: str, other: str) -> tuple[str, str]:
 
 @dataclass
 class TestMap:
-    """How long each test takes, and which tests run which line."""
+    """The seconds of each test, and the tests that run each line."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[str, list[int]]]  # path -> line -> tests, by their place in `seconds`
 
     @property
     def files(self) -> set[str]:
-        """The test files that were run."""
+        """The test files of the map."""
         return {test.split("::")[0] for test in self.seconds}
 
     def covering(self, path: str, line: int) -> set[str]:
-        """The tests that run the line; where none is known to (a constant, a kernel), those that run the file.
+        """Return the tests that run the line; if none is known (a constant, a kernel), the tests that run the file.
 
-        All of a few test files, of which no coverage was recorded.
+        If only a few test files were run, without coverage, return all of their tests.
         """
         if not self.lines:
             return set(self.seconds)
@@ -306,14 +306,14 @@ class TestMap:
 
 
 def own_tests(path: str) -> list[str]:
-    """How the tests of a file begin: tests mirror the package; a file without its own has those of its folder."""
+    """Return the prefix of a file's tests. Tests mirror the package; a file without tests has the tests of its folder."""
     file = Path("tests", *Path(path).parts[1:])
     own = file.with_name(f"test_{file.stem.lstrip('_')}")
     return [*FOR_ALL, str(own if (ROOT / f"{own}.py").exists() else own.with_name("test_"))]
 
 
 class Recorder:
-    """A pytest plugin: what came of each test, and which was the first to fail."""
+    """A pytest plugin that records the outcome of each test, and the first test that failed."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -348,7 +348,7 @@ class Chooser(Recorder):
 
 
 def choose_tests(mutant: Mutant, tests: TestMap, budget: float) -> tuple[list[str], int]:
-    """The tests that run the line, in the order in which they are tried, and how many the budget leaves out."""
+    """Return the tests that run the line, in the order of trying, and the number of tests beyond the budget."""
     own = (*own_tests(mutant.path), mutant.path)
     covering = sorted(
         tests.covering(mutant.path, mutant.line),
@@ -386,7 +386,7 @@ def preload() -> None:
 
 
 def in_fork(work: Callable[[], Any], seconds: float, log: Path) -> tuple[str, Any]:
-    """Do the work in a fork: ("done", its result), ("timed out", None) or ("died", the signal or status)."""
+    """Run the work in a fork, and return ("done", its result), ("timed out", None) or ("died", the signal or status)."""
     result = log.with_suffix(".json")
     result.unlink(missing_ok=True)
     child = os.fork()
@@ -407,14 +407,14 @@ def in_fork(work: Callable[[], Any], seconds: float, log: Path) -> tuple[str, An
         waited, last = 0.0, time.monotonic()
         while status is None and waited < seconds:
             now = time.monotonic()
-            waited, last = waited + min(now - last, 1.0), now  # the time in which a machine sleeps does not count
+            waited, last = waited + min(now - last, 1.0), now  # the time that a machine sleeps does not count
             pid, code = os.waitpid(child, os.WNOHANG)
             if pid:
                 status = code
             else:
                 time.sleep(0.05)
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # what it started goes with it
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # also ends the processes that it started
             os.killpg(child, signal.SIGKILL)
         if status is None:
             os.kill(child, signal.SIGKILL)
@@ -429,14 +429,14 @@ def _enter(folder: Path, *, unchanged: bool) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)
-    if not unchanged:  # two mutants of one second and one size would pass for the same
+    if not unchanged:  # two mutants with the same second and size would look the same
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
 def _interpret_kernels() -> None:
-    """Run kernels as plain Python: as in compiled ones, integers overflow and 1 / 0 is infinite without a word."""
+    """Run kernels as plain Python: as in compiled ones, integers overflow and 1 / 0 is infinite without a warning."""
     import numba  # noqa: PLC0415 - preloaded
 
     os.environ["NUMBA_DISABLE_JIT"], numba.config.DISABLE_JIT = "1", 1
@@ -485,7 +485,7 @@ def map_tests(folder: Path, log: Path) -> TestMap:
 
 
 def time_tests(folder: Path, log: Path, files: Sequence[str], *, interpreted: bool) -> TestMap:
-    """Run some test files, and note how long each test takes; what only compiled kernels pass is left out."""
+    """Run some test files, and record the seconds of each test; tests that only compiled kernels pass are left out."""
 
     def work() -> Any:
         _enter(folder, unchanged=True)
@@ -524,7 +524,7 @@ def read_coverage(folder: Path, names: list[str]) -> dict[str, dict[str, list[in
 def try_mutant(
     mutant: Mutant, folder: Path, tests: TestMap, log: Path, options: argparse.Namespace, *, control: bool = False
 ) -> Any:
-    """What the tests say to it."""
+    """Return the verdict of the tests on a mutant."""
     file = folder / mutant.path
     source, stamp = file.read_text(), file.stat()
     kernel = mutant.path in KERNELS and not control and not options.interpreted
@@ -571,7 +571,7 @@ def try_mutant(
 
 
 def wilson(killed: int, drawn: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a share."""
+    """Return the 95 % interval of a proportion."""
     share = killed / drawn
     centre = share + z * z / (2 * drawn)
     half = z * math.sqrt(share * (1 - share) / drawn + z * z / (4 * drawn * drawn))
@@ -579,12 +579,12 @@ def wilson(killed: int, drawn: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def read_reasons() -> list[dict[str, str]]:
-    """Of the survivors that someone has looked at."""
+    """Return the reasons of the reviewed survivors."""
     return tomllib.loads(REASONS.read_text())["survivor"] if REASONS.exists() else []
 
 
 def reason_of(mutant: Mutant, reasons: list[dict[str, str]]) -> str:
-    """Why it lives, where someone has looked."""
+    """Return the reason why a reviewed mutant survives."""
     for entry in reasons:
         if (entry["path"], entry["before"], entry["after"]) == (mutant.path, mutant.before, mutant.after):
             return f"{entry['kind']}: {entry['reason']}"
@@ -592,7 +592,7 @@ def reason_of(mutant: Mutant, reasons: list[dict[str, str]]) -> str:
 
 
 def report(tried: list[tuple[Mutant, dict[str, Any]]], totals: dict[str, int]) -> str:
-    """The table and the survivors."""
+    """Return the table and the survivors."""
     reasons = read_reasons()
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant, record in tried:
@@ -625,13 +625,13 @@ def report(tried: list[tuple[Mutant, dict[str, Any]]], totals: dict[str, int]) -
 
 
 def digest(root: Path, *folders: str) -> str:
-    """Of all Python files in these folders."""
+    """Return the hash of all Python files in these folders."""
     files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def settings(arguments: list[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
@@ -650,8 +650,8 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--later", default=" ", help="try files whose path contains this last, such as kernels")
     parser.add_argument("--controls", type=int, default=5, help="places of the sample that are first tried unchanged")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on")
-    parser.add_argument("--state", type=Path, default=ROOT / ".mutants", help="where records are kept, to go on later")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time; the next call resumes")
+    parser.add_argument("--state", type=Path, default=ROOT / ".mutants", help="folder of the records")
     parser.add_argument(
         "--again",
         choices=["survived", "open", "timed out", "all"],
@@ -664,7 +664,7 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw, try, report."""
+    """Draw the mutants, try them, and print the report."""
     options = settings(arguments)
     if options.list or options.report:
         mutants, totals = draw(ROOT, options.sample, options.seed, options.only, options.each)
@@ -703,7 +703,7 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
     ]  # fmt: skip
     if not wanted:
         return
-    random.Random(options.seed).shuffle(wanted)  # what is known when the time is up is a sample too
+    random.Random(options.seed).shuffle(wanted)  # a random order, so that the results are a sample when the time is up
     wanted.sort(key=lambda mutant: (keys[mutant] not in records, options.later in mutant.path))
     folder, log = options.state.resolve() / "tree", options.state.resolve() / "log.txt"
     preload()
@@ -727,7 +727,7 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
 
 
 def load_map(folder: Path, log: Path, options: argparse.Namespace) -> TestMap:
-    """The kept map of the tests, or a new one."""
+    """Return the saved map of the tests, or a new one."""
     few = [*sorted(options.tests), *["interpreted"] * options.interpreted]
     file = options.state / f"tests{hashlib.sha256(' '.join(few).encode()).hexdigest()[:8] if few else ''}.json"
     state = digest(folder, *PACKAGES, "tests")

@@ -1,4 +1,4 @@
-"""Copies the working tree to where mutants are tried, and leaves everything there that it has not written itself."""
+"""Copies the working tree to the folder where mutants are tried; files that it did not write stay there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Lies in a folder of records that `tools/mutants/run.py` has made; lists what was copied to `tree` there.
+# A file in each folder of records that `tools/mutants/run.py` has made; it lists the files that were copied to `tree`.
 MARK = ".fewshot_mutants.json"
 
 
 def open_state(folder: Path) -> None:
-    """Make a folder of records, or see that this program has made it.
+    """Make a folder of records, or check that this program has made it.
 
     Raises:
-        SystemExit: It holds files, and was not made here: records, logs and copies would replace what is there.
+        SystemExit: The folder contains files, and this program did not make it: records, logs and copies would replace them.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
         raise SystemExit(
@@ -28,9 +28,9 @@ def open_state(folder: Path) -> None:
 
 
 def copy_working_tree(root: Path, state: Path) -> None:
-    """Copy what git tracks, or would, to `tree`; what is the same already keeps its time, so that compiled files stay valid.
+    """Copy the files that git tracks, or would track, to `tree`. Equal files keep their time, so compiled files stay valid.
 
-    Python files that an earlier call copied and that are gone from the working tree are removed. All others stay.
+    Python files that an earlier call copied and that are gone from the working tree are removed. All other files stay.
 
     Args:
         root: The working tree.

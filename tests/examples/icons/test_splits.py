@@ -1,4 +1,4 @@
-"""Icons: which pictures count, splits by name and by artist, a cache that heals, what is said where themes are missing."""
+"""Icons: which pictures count, splits by name and by artist, a cache that repairs itself, and errors for missing themes."""
 
 from collections import defaultdict
 from pathlib import Path

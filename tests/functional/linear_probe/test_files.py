@@ -1,4 +1,4 @@
-"""`linear_probe` of files, and with ids, is that of one process in memory whose items come once."""
+"""`linear_probe` of files, and with ids, equals one process in memory in which each item appears once."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The file of several processes is that of one, byte for byte, with any budget."""
+"""Several processes write the same file as one process, byte for byte, with any budget."""
 
 import os
 

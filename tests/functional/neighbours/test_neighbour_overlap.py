@@ -1,4 +1,4 @@
-"""The overlap of neighbours is that of loops over all pairs; what does not change neighbours does not change it."""
+"""The overlap of neighbours equals loops over all pairs; changes that keep the neighbours keep the overlap."""
 
 from fractions import Fraction
 from typing import Any

@@ -1,4 +1,4 @@
-"""Compressed embeddings: each form is that of its definition, and is evaluated as if it were passed by itself."""
+"""Compressed embeddings: each form follows its definition, and is evaluated as if it were passed directly."""
 
 import json
 import math

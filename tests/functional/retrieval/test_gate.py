@@ -1,4 +1,4 @@
-"""A report fails a requirement where its value, or that of any slice, is not as required."""
+"""A report fails a requirement if its value, or the value of any slice, does not meet it."""
 
 import itertools
 import math

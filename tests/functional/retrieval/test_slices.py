@@ -1,4 +1,4 @@
-"""Slices have the means and intervals of their queries alone; their gains have Holm's p values."""
+"""Slices have the means and intervals of only their queries; their gains have Holm's p-values."""
 
 import math
 

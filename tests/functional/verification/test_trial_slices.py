@@ -1,4 +1,4 @@
-"""Slices of trials have the error rates of their trials at the threshold of all, and intervals that hold together."""
+"""Slices of trials have the error rates of their trials at the common threshold, and simultaneous intervals."""
 
 import json
 import math

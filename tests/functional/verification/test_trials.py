@@ -1,4 +1,4 @@
-"""`evaluate_trials` agrees with the definitions in rational numbers, and its intervals hold the truth."""
+"""`evaluate_trials` agrees with the definitions in rational numbers, and its intervals cover the true value."""
 
 import json
 import math
