@@ -22,5 +22,5 @@ class InputError(ValueError):
         ...     Shards([])
         ... except InputError as error:
         ...     print(error)
-        the list of files is empty. Pass a file, a folder or a glob.
+        there are no files in an empty list. Pass a file, a folder or a glob.
     """

@@ -246,8 +246,8 @@ def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation
     if not measured.is_extrapolated:
         return times, "measured now on this machine, with all default metrics"
     largest = max(measured.samples, key=lambda sample: sample.gallery)
-    sizes = f"{counted(largest.queries, 'query')} against {counted(largest.gallery, 'item')}"
-    return times, f"extrapolated from {sizes}, measured now"
+    meaning = f"extrapolated from {counted(largest.queries, 'query')} against {counted(largest.gallery, 'item')}"
+    return times, meaning
 
 
 def _memory(plan: EvaluationPlan, memory_mb: float | None) -> tuple[str, str]:

@@ -111,7 +111,7 @@ class ArrowColumn(LazyArray):
             ) from None
         except UnequalLengthsError as fact:
             raise FileError(
-                f"has lists of {fact.dim} numbers in {self._name!r}, but a list of {fact.length} in row {fact.row}. Write "
+                f"has lists of {fact.dim} numbers in {self._name!r}, but one of {fact.length} in row {fact.row}. Write "
                 "vectors of equal length."
             ) from None
         array: NDArray[Any] = column.to_numpy(zero_copy_only=False)

@@ -114,7 +114,7 @@ class _CompressedArray(LazyArray):
             head = read_head(stream)
             if head.by_columns:
                 raise FileError(
-                    "is compressed in Fortran order. Save numpy.ascontiguousarray(array), or do not compress."
+                    "is compressed in Fortran's order. Save numpy.ascontiguousarray(array), or do not compress."
                 )
             weakref.finalize(self, stack.pop_all().close)
         self.ndim = len(head.shape)

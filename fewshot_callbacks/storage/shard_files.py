@@ -102,7 +102,7 @@ def list_shards(paths: Any) -> ListedShards:
     by_path = [_find_one(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else list(paths))]
     files = tuple(file for listed in by_path for file in listed.files)
     if not files:
-        raise InputError("the list of files is empty. Pass a file, a folder or a glob.")
+        raise InputError("there are no files in an empty list. Pass a file, a folder or a glob.")
     for file in files:
         if isinstance(file, Path):
             _refuse_broken_link(file)
@@ -320,8 +320,8 @@ def _counted(files: Sequence[Path | str], noun: str) -> str:
 def _refuse_unknown_format(file: Path | RemoteFile) -> None:
     if file.suffix.lower() not in FORMATS:
         raise InputError(
-            f"{file} is not a file of a supported format ({_ENDINGS}). Save it in one of these. Pickles, such as .pkl and "
-            ".pt files, can run any code and are never loaded."
+            f"{file} is not a file of a supported format ({_ENDINGS}). Save it in one of these. A pickle, such as a "
+            ".pkl or .pt file, can run any code and is never loaded."
         )
 
 
