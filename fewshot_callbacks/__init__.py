@@ -1,10 +1,10 @@
-"""PyTorch Lightning callbacks that evaluate an embedding exactly while it trains, and networks to train it with.
+"""PyTorch Lightning callbacks that measure how good your embeddings are, while you train.
 
-Names are loaded when they are first used, so that the functions can be used without Lightning, and nothing here imports
-torchvision before an image model or an image folder asks for it. They are listed in `__init__.pyi`, once for type checkers
-and for Python, as `attach_stub` of lazy_loader reads them: a list in this file would have to repeat the stub.
+Common names can be imported from here; the layers, such as `fewshot_callbacks.functional`, contain all names.
 """
 
+# A name is imported when it is first used, so that the functions do not need Lightning, and only image models and folders
+# import torchvision. `__init__.pyi` is the only list of names, for type checkers and for Python, as in lazy_loader.
 from __future__ import annotations
 
 import ast
@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fewshot_callbacks.system import import_time as _import_time  # noqa: F401 - the first module, since it notes the time
+from fewshot_callbacks.system import import_time as _import_time  # noqa: F401 - imported first, since it stores the time
 
 __version__ = "0.2.0"
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(str(_MODULE_OF[name])), name)
-    # The next use finds it without this function.
+    # Later uses do not call this function.
     globals()[name] = value
     return value
 

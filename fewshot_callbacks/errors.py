@@ -1,4 +1,4 @@
-"""`InputError`, the error that this package raises where it cannot use what it was given."""
+"""`InputError`, the error that this package raises for invalid input."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ __all__ = ["InputError"]
 
 
 class InputError(ValueError):
-    """Raised where an argument, a batch, a file or a setting cannot be used.
+    """Raised for an argument, a batch, a file or a setting that cannot be used.
 
-    The message states the fact, the call and the fix.
+    The message states what is wrong, in which call, and how to fix it.
 
-    Every error that this package raises about the values of its input is an `InputError`. Errors of the disk and of
-    addresses stay an `OSError`, a package that is not installed is a `ModuleNotFoundError`, and a value that a report does
-    not have is a `LookupError`.
+    Every error about the values of the input is an `InputError`. There are three exceptions: errors of the disk or of
+    addresses are an `OSError`, a missing package is a `ModuleNotFoundError`, and a value that a report does not contain is a
+    `LookupError`.
 
-    An error is made from its message only, so that each of several processes can raise the same one.
+    The only argument is the message, so that each of several processes can raise the same error.
 
     Examples:
-        >>> import torch
-        >>> from fewshot_callbacks import InputError, evaluate_retrieval
+        >>> from fewshot_callbacks import InputError, Shards
         >>> try:
-        ...     evaluate_retrieval(torch.full((2, 3), torch.nan), [0, 0])
+        ...     Shards([])
         ... except InputError as error:
-        ...     print("left out:", "NaN" in str(error))
-        left out: True
+        ...     print(error)
+        there are no files in an empty list. Pass a file, a folder or a glob.
     """

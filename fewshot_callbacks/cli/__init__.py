@@ -1,4 +1,4 @@
-"""The command `fewshot`: train, validate and test a prototypical network; evaluate stored embeddings; plan; demo."""
+"""The command `fewshot`: it trains networks and evaluates stored embeddings."""
 
 from fewshot_callbacks.cli.main import main
 

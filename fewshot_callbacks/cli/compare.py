@@ -1,4 +1,4 @@
-"""`fewshot compare`: two runs of `fewshot fit`, on the test set and in how their steps moved the embeddings; or reports."""
+"""`fewshot compare`: compares two runs of `fewshot fit` on the test set and by their optimiser steps, or saved reports."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ SHOWN = ("mAP", "recall@1", "pair_f1", "grouped_recall@1")
 
 
 def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | None]) -> list[str]:
-    """Return sentences on which of two runs did not end, and on different numbers of epochs or steps."""
+    """Return sentences about unfinished runs and different numbers of epochs or steps."""
     notes = []
     for name, record in zip(names, records, strict=True):
         if record is not None and not record.ended:
-            # None and -1 are Lightning's words for no limit.
+            # None and -1 mean no limit in Lightning.
             limit = "" if record.max_epochs in (None, -1) else f" of {record.max_epochs:,}"
             notes.append(
-                f"{name} stopped after epoch {record.epochs:,}{limit}: its numbers are those of an unfinished training."
+                f"{name} stopped after epoch {record.epochs:,}{limit}: its results are from an unfinished run."
             )
     first, second = records
     if first is not None and second is not None and (first.epochs, first.steps) != (second.epochs, second.steps):
         notes.append(
             f"{names[0]} was trained for {first.epochs:,} epochs ({first.steps:,} steps), {names[1]} for "
-            f"{second.epochs:,} ({second.steps:,}): a difference between the two may come from that alone."
+            f"{second.epochs:,} ({second.steps:,}): this alone may explain a difference."
         )
     return notes
 
@@ -86,8 +86,8 @@ def run(options: Compare) -> None:
     """Compare and print.
 
     Raises:
-        ValueError: Nothing of the runs or reports can be compared.
-        FileNotFoundError: There is no such run or report, or a run has no checkpoint.
+        ValueError: The runs or reports cannot be compared.
+        FileNotFoundError: A run or report does not exist, or a run has no checkpoint.
     """
     paths = [options.run, options.other_run, *options.others]
     if options.names is not None and len(options.names) != len(paths):
@@ -97,8 +97,8 @@ def run(options: Compare) -> None:
         return
     if options.others or options.metric is not None or options.difference is not None:
         raise InputError(
-            "--metric, --difference and more than two paths are for saved reports, and these are runs. Pass two runs, or "
-            "files that 'fewshot evaluate --save' has written."
+            "--metric, --difference and more than two paths need saved reports, but these are runs. Pass two runs, or files "
+            "that 'fewshot evaluate --save' has written."
         )
     runs = (as_location(options.run), as_location(options.other_run))
     comparison = compare_runs(runs, options.names, test=options.test)
@@ -115,23 +115,23 @@ class RunComparison:
     folders: Sequence[Location]
     names: tuple[str, str]
     records: Sequence[TrainingRecord | None]
-    # results on the test set; none if nothing was tested
+    # results on the test set; empty if nothing was tested
     tests: Sequence[NetworkResults]
-    # why nothing was tested; empty if both runs were
+    # why nothing was tested; empty if both runs were tested
     why_untested: str
     # None without measured steps of both runs
     dynamics: DynamicsComparison | None
-    # the file of the steps of a run that does not exist; None if both do
+    # the first missing file of measured steps; None if both exist
     missing_file: Location | None
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know of the lengths of the runs."""
+        """Sentences about the lengths of the runs."""
         return notes_on_lengths(self.names, self.records)
 
     @property
     def differences(self) -> dict[str, Difference]:
-        """Metric -> the second run minus the first; none if nothing was tested."""
+        """Metric -> the second run minus the first; empty if nothing was tested."""
         if not self.tests:
             return {}
         return differences_of(*self.tests)
@@ -142,7 +142,7 @@ class RunComparison:
             {"name": name, "folder": str(folder), "epochs": record and record.epochs, "steps": record and record.steps}
             for name, folder, record in zip(self.names, self.folders, self.records, strict=True)
         ]
-        for description, results in zip(runs, self.tests, strict=False):  # none if nothing was tested
+        for description, results in zip(runs, self.tests, strict=False):  # no tests if nothing was tested
             description["test"] = results.to_dict()
         return {
             "runs": runs,
@@ -160,7 +160,7 @@ class RunComparison:
             console.print(as_text(f"Not tested: {self.why_untested}."), soft_wrap=True)
         else:
             first, second = self.names
-            caption = f"difference: {second} minus {first}. Intervals, and ±: 95 %. {_episodes(self.tests)}".rstrip()
+            caption = f"difference: {second} minus {first}. Intervals and ± are 95 %. {_episodes(self.tests)}".rstrip()
             title = "best checkpoints on the test set"
             console.print(comparison_table(self.differences, (second, first), title, caption, earlier_first=True))
         if self.dynamics is not None:
@@ -173,23 +173,23 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
     """Return the comparison of two runs.
 
     Args:
-        runs: The folder of each, or its file of steps; either may be an address.
-        names: The names of both in the tables; by default those of their heads or folders.
-        test: Test both checkpoints, which takes longest.
+        runs: The folder of each run, or its file of steps; also as addresses.
+        names: The names of the runs in the tables; by default the names of their heads or folders.
+        test: Whether both checkpoints are tested, which takes most of the time.
     """
     for run in runs:
         if not is_file(run) and not is_folder(run):
             raise FileNotFoundError(
-                f"There is no {run}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
+                f"{run} does not exist. Pass the folder of a run of 'fewshot fit', such as runs/version_0."
             )
     files = [join_location(run, DYNAMICS) if is_folder(run) else run for run in runs]
     missing_file = next((file for file in files if not is_file(file)), None)
     why_untested = _why_untested(runs) if test else "as requested"
     if why_untested and missing_file is not None:
         raise InputError(
-            f"{folder_of(missing_file)} holds no {PurePath(missing_file).name}, and nothing can be tested ({why_untested}). "
-            "Give the folder of a run of 'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes "
-            f"{DYNAMICS} once it has measured a step."
+            f"{folder_of(missing_file)} has no {PurePath(missing_file).name}, and nothing can be tested ({why_untested}). "
+            "Pass the folder of a run of 'fewshot fit', such as runs/version_0. TrainingDynamicsMonitor writes "
+            f"{DYNAMICS} after its first measured step."
         )
     folders = [folder_of(file) for file in files]
     records = [TrainingRecord.of(folder) for folder in folders]
@@ -202,15 +202,15 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
 
 
 def _why_untested(runs: Sequence[Location]) -> str:
-    """Return why two runs cannot be tested; nothing if they can."""
+    """Return why two runs cannot be tested; empty if they can."""
     for run in runs:
         if not is_file(join_location(run, CONFIGURATION)):
-            return f"{run} holds no {CONFIGURATION}"
+            return f"{run} has no {CONFIGURATION}"
     return ""
 
 
 def names_of(folders: Sequence[Location], records: Sequence[TrainingRecord | None]) -> tuple[str, str]:
-    """Return the names of two runs: their heads if these differ, or else their folders."""
+    """Return the names of two runs: their heads if the heads differ, or else their folders."""
     heads = [record.head for record in records if record is not None and record.head]
     if len(set(heads)) == 2:
         return heads[0], heads[1]
@@ -229,24 +229,22 @@ def results_of_run(run: Location) -> NetworkResults:
     checkpoint = best_checkpoint(run)
     if checkpoint is None:
         raise FileNotFoundError(
-            f"{run} holds no checkpoint, so it cannot be tested. --test false compares only the steps."
+            f"{run} has no checkpoint, so it cannot be tested. Pass --test false to compare only the steps."
         )
     return results_of_test("--config", str(join_location(run, CONFIGURATION)), "--ckpt_path", str(checkpoint))
 
 
 def results_of_test(*words: str, as_prototypes: bool = False) -> NetworkResults:
-    """Return the results of `fewshot test` with these words.
+    """Return the results of `fewshot test` with these options.
 
-    Args:
-        words: Options of `fewshot test`.
-        as_prototypes: Test the backbone of a module without episodes, too: by the angles to the prototypes.
+    `as_prototypes` also tests the backbone of a module without episodes, by the angles to the prototypes.
     """
-    # They import Lightning, which tables of steps do not need.
+    # These modules import Lightning, which a comparison of steps does not need.
     from fewshot_callbacks.cli.fit import command, quiet_lightning  # noqa: PLC0415
     from fewshot_callbacks.protonet import ProtoNet, SoftmaxHead  # noqa: PLC0415
 
     with quiet_lightning():
-        # One device: Lightning repeats images to give several devices equal shares, and these would be counted twice.
+        # One device: with several, Lightning repeats images to give each device the same number, and they count twice.
         cli = command(["test", *words, "--trainer.devices=1", "--trainer.enable_progress_bar=false", "--verbose=false"])
         trainer: Any = cli.trainer
         model = cli.model
@@ -264,7 +262,7 @@ def results_of_test(*words: str, as_prototypes: bool = False) -> NetworkResults:
 
 
 def differences_of(first: NetworkResults, second: NetworkResults) -> dict[str, Difference]:
-    """Return what the second gains over the first by metric; none that one lacks, or if the test sets differ."""
+    """Return metric -> the second minus the first, for the metrics that both have and that are comparable."""
     differences: dict[str, Difference] = {}
     if first.accuracy is not None and second.accuracy is not None:
         differences["accuracy"] = second.accuracy.minus(first.accuracy)
@@ -276,13 +274,13 @@ def differences_of(first: NetworkResults, second: NetworkResults) -> dict[str, D
             in_retrieval = {}
         differences |= {name: in_retrieval[name] for name in SHOWN if name in in_retrieval}
     if first.j is not None and second.j is not None:
-        # J has no interval, so that its difference has none either.
+        # J has no interval, so its difference has none either.
         differences["J"] = Difference(second.j, first.j, UNKNOWN)
     return differences
 
 
 def _episodes(tests: Sequence[NetworkResults]) -> str:
-    """Return a sentence on the episodes of both runs and the intervals of their accuracies; nothing without accuracies."""
+    """Return a sentence about the episodes and the accuracy intervals of both runs; empty without accuracies."""
     accuracies = [results.accuracy for results in tests if results.accuracy]
     if not accuracies:
         return ""
@@ -301,7 +299,7 @@ def _episodes_of(accuracy: EpisodeAccuracy | None) -> str:
 
 
 def half_width(value: float, reason: str) -> str:
-    """Return half of an interval after ±; for NaN, that it is unknown, and why.
+    """Return the half-width of an interval after ±; for NaN, `unknown` and the reason.
 
     Examples:
         >>> half_width(0.0125, "a single episode"), half_width(float("nan"), "a single episode")

@@ -1,4 +1,4 @@
-"""`fewshot compare` of saved reports: a table of differences, a ranking, or the number of classes that are needed."""
+"""`fewshot compare` for saved reports: a table of differences, a ranking, or the number of classes that are needed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fewshot_callbacks.functional.retrieval.saved_reports import is_archive
 
 
 def are_saved_reports(paths: Sequence[Path]) -> bool:
-    """Return whether all paths lead to saved reports, or other .npz files, and none of them to one.
+    """Return whether all paths are saved reports or other .npz files; False if no path is one.
 
     Raises:
-        ValueError: If only some do.
-        FileNotFoundError: If some do, and there is nothing at another path.
+        ValueError: Only some paths are .npz files.
+        FileNotFoundError: Some paths are .npz files, and another path does not exist.
     """
     archives = [path for path in paths if is_file(path) and is_archive(path)]
     others = [path for path in paths if path not in archives]
     if archives and others:
         other = path_text(others[0])
         if not is_file(others[0]) and not is_folder(others[0]):
-            raise FileNotFoundError(f"There is no {other}. Give a file that 'fewshot evaluate --save' has written.")
+            raise FileNotFoundError(f"{other} does not exist. Pass a file that 'fewshot evaluate --save' has written.")
         raise InputError(
             f"{path_text(archives[0])} is a saved report or another .npz file, and {other} is neither. Compare reports with "
             "reports, and runs with runs."
@@ -38,17 +38,17 @@ def are_saved_reports(paths: Sequence[Path]) -> bool:
 
 
 def compare_saved(paths: Sequence[Path], options: Compare) -> None:
-    """Compare saved reports, and print a table of differences, a ranking, or the number of classes that are needed.
+    """Print a table of differences, a ranking, or the number of classes that are needed.
 
     Raises:
-        ValueError: A file is not a saved report, or the reports are not of the same queries.
+        ValueError: A file is not a saved report, or the reports have different queries.
     """
     if not options.test:
-        raise InputError("--test false is for runs, and these are saved reports, which are not tested. Leave it out.")
+        raise InputError("--test false is for runs, but these are saved reports. Leave it out.")
     files = [path_text(path) for path in paths]
     names = options.names or names_of_files(files)
     if len(set(names)) < len(names):
-        raise InputError(f"--names {' '.join(names)}: two reports have one name. Pass a name of its own for each.")
+        raise InputError(f"--names {' '.join(names)}: two reports have the same name. Pass different names.")
     reports = [RetrievalReport.load(path) for path in paths]
     if options.difference is not None:
         _print_classes_needed(reports, options.difference, options.metric or "mAP", as_json=options.json)
@@ -65,20 +65,20 @@ def compare_saved(paths: Sequence[Path], options: Compare) -> None:
 
 
 def _print_classes_needed(reports: Sequence[RetrievalReport], difference: float, metric: str, *, as_json: bool) -> None:
-    """Print how many classes a test set needs until a difference shows.
+    """Print how many classes a test set needs to detect a difference.
 
     Raises:
-        ValueError: There are more than two reports, or nothing can be estimated from them.
+        ValueError: There are not two reports, or they allow no estimate.
     """
     if len(reports) != 2:
-        raise InputError(f"--difference is for two reports, and these are {len(reports)}. Pass two.")
+        raise InputError(f"--difference needs two reports, but there are {len(reports)}. Pass two.")
     first, second = reports
     needed = classes_needed(first, second, difference, metric)
     print(json.dumps(needed.to_dict(), indent=2) if as_json else needed)
 
 
 def names_of_files(files: Sequence[str]) -> list[str]:
-    """Return the names of reports in tables: their files without endings, or the whole paths if two would be the same.
+    """Return the names of reports in tables: file names without extensions, or the paths if names would repeat.
 
     Examples:
         >>> names_of_files(["runs/june.report.npz", "july.npz"]), names_of_files(["a/june.npz", "b/june.npz"])

@@ -1,4 +1,4 @@
-"""`fewshot demo`: two heads and soft AP trained on the glyphs by `fewshot fit`, and compared on unseen classes."""
+"""`fewshot demo`: trains three networks on the glyphs with `fewshot fit`, and compares them on unseen classes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
 
 RESULTS = "results.json"
-# The file with the hashes of all files of a demo. Other files are never replaced.
+# The file with the hashes of all files of a demo. The demo never replaces files without a hash.
 SIGNATURE = ".fewshot_demo.json"
-# Network -> the words of `fewshot fit` that train it.
+# Network -> the options of `fewshot fit` that train it.
 TRAINED = {
     "softmax": ("--config=demo_protonet", "--model.head=softmax"),
     "dr": ("--config=demo_protonet", "--model.head=dr"),
@@ -47,15 +47,15 @@ PANELS = (
     ("val/recall@1", "Recall@1, validation set"),
 )
 SMOOTHING = 0.9
-# Steps and values of a metric.
+# The steps of a metric and its values.
 Curve = Sequence[Sequence[float]]
 
 
 def run(options: Demo) -> None:
-    """Train the networks, test them, and print the table and the contents of the folder of the demo.
+    """Train and test the networks, and print the table and the paths of the written files.
 
     Raises:
-        ValueError: A number is below 1, or the folder has a file that no demo has written.
+        ValueError: A number is below 1, or the folder contains a file that no demo has written.
         KeyboardInterrupt: The demo was interrupted, or ended by SIGTERM.
     """
     for name in ("epochs", "episodes", "test_episodes"):
@@ -70,9 +70,9 @@ def run(options: Demo) -> None:
         try:
             rows = train_and_test(options, folder, console)
         except KeyboardInterrupt as stop:
-            # An interrupted fit reports files that it has kept, but they are removed with the temporary folder.
+            # The checkpoints that an interrupted fit reports are removed with the temporary folder.
             raise type(stop)(
-                "Nothing is kept: a demo is written when all its networks are trained and tested."
+                "Nothing was saved: the demo writes its folder after all networks are trained and tested."
             ) from None
         curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
         save(curves, folder / "curves.png")
@@ -95,16 +95,16 @@ def run(options: Demo) -> None:
 
 
 def _write_results(rows: Mapping[str, NetworkResults], file: Path, temporary: str, final: str) -> None:
-    """Write the results as JSON, with checkpoint paths in the `final` folder instead of the `temporary` one."""
+    """Write the results as JSON, with `final` instead of `temporary` in the paths of checkpoints."""
     results = json.dumps([{"name": name, **row.to_dict()} for name, row in rows.items()], indent=2)
-    # Both paths are escaped as inside a JSON string.
+    # Both paths must be escaped as in a JSON string.
     temporary_in_json = json.dumps(temporary)[1:-1]
     final_in_json = json.dumps(final)[1:-1]
     file.write_text(results.replace(temporary_in_json, final_in_json) + "\n")
 
 
 def train_and_test(options: Demo, folder: Path, console: Console) -> dict[str, NetworkResults]:
-    """Train each network of `TRAINED`, and return the results of random weights and of each network on the test set."""
+    """Train the networks of `TRAINED`, and return the test results of random weights and of each network."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
         glyphs = Glyphs()
@@ -136,9 +136,9 @@ def _print_splits(glyphs: Glyphs, console: Console) -> None:
 def _train_and_test_one(
     name: str, common: Sequence[str], epochs: int, episodes: int, folder: Path, glyphs: Glyphs, console: Console
 ) -> NetworkResults:
-    """Train a network of `TRAINED` into a folder, and return the results of its best weights.
+    """Train a network of `TRAINED` into a folder, and return the test results of its best weights.
 
-    `common` are the words of the command line that all networks share.
+    `common` contains the options that all networks share.
     """
     has_episodes = name != "soft_ap"
     setting = "episodes"
@@ -158,8 +158,8 @@ def _train_and_test_one(
 
 
 def _output_words(folder: Path) -> list[str]:
-    """Return the words that write logs and checkpoints of a fit to a folder; the checkpoint is the last callback."""
-    # Without a version both loggers write into the folder itself, and the progress bar shows no version.
+    """Return the options that write the logs and checkpoints of a fit to a folder. The last callback is the checkpoint."""
+    # With an empty version both loggers write into the folder itself.
     loggers = [
         {"class_path": logger, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": ""}}
         for logger in ("CSVLogger", "TensorBoardLogger")
@@ -168,8 +168,8 @@ def _output_words(folder: Path) -> list[str]:
 
 
 def _report_words(file: Path, glyphs: Glyphs) -> list[str]:
-    """Return the words that write a report of the test set."""
-    path = str(file).replace("{", "{{").replace("}", "}}")  # ReportWriter fills fields in braces
+    """Return the options that write a report of the test set."""
+    path = str(file).replace("{", "{{").replace("}", "}}")  # ReportWriter formats the path
     names = json.dumps(glyphs.with_split("test").class_names)
     settings = {"path": path, "names": names, "prefix": "test", "max_share": "null"}
     words = [f"--trainer.callbacks.{name}={value}" for name, value in settings.items()]
@@ -180,18 +180,18 @@ def checked(target: Path) -> Path:
     """Return the absolute path of a folder where a demo can be written.
 
     Raises:
-        ValueError: If it has a file that no demo has written; the message names the first one.
+        ValueError: It contains a file that no demo has written; the message names the first such file.
     """
     target = target.resolve()
     foreign = foreign_file(target)
     if foreign is not None:
-        raise InputError(f"{target} holds {foreign}, which no demo has written. Choose another --output.")
+        raise InputError(f"{target} contains {foreign}, which no demo has written. Pass another --output.")
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
 def foreign_file(target: Path) -> str | None:
-    """Return the name of a file that no demo has written, or that was changed since; None if there is none."""
+    """Return the first file that no demo has written, or that was changed later; None if there is none."""
     if not target.is_dir():
         return target.name if target.exists() else None
     digests = _signed_digests(target / SIGNATURE)
@@ -207,14 +207,14 @@ def foreign_file(target: Path) -> str | None:
 
 
 def sign(folder: Path) -> None:
-    """Write the hashes of the files of a demo, so that a later one can replace them."""
+    """Write the hashes of the files of a demo, so that a later demo can replace them."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     digests = {path.relative_to(folder).as_posix(): _digest(path) for path in files}
     (folder / SIGNATURE).write_text(json.dumps({"fewshot_demo": digests}) + "\n")
 
 
 def _signed_digests(file: Path) -> Mapping[str, str]:
-    """Return the files of an earlier demo with their hashes; empty if the signature is damaged or missing."""
+    """Return file -> hash of an earlier demo; empty if the signature is damaged or missing."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))["fewshot_demo"].items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -227,8 +227,8 @@ def _digest(file: Path) -> str:
 
 
 def put(folder: Path, target: Path) -> bool:
-    """Move a finished demo to its place, and an earlier one away; return False if that cannot be done any more."""
-    earlier = folder.with_name(f"{folder.name}.earlier")  # it is removed with the folder around it
+    """Move a finished demo to its place, and an earlier demo away; return False if this is not possible any more."""
+    earlier = folder.with_name(f"{folder.name}.earlier")  # removed together with the temporary folder
     try:
         if foreign_file(target) is not None:
             return False
@@ -245,7 +245,7 @@ def put(folder: Path, target: Path) -> bool:
 
 
 def put_under_free_name(folder: Path, target: Path) -> Path:
-    """Move a finished demo to the next free name and return that: its own name was taken while it trained."""
+    """Move a finished demo to the next free name, and return its path. The requested name was taken during training."""
     numbered = (target.with_name(f"{target.name}-{number}") for number in itertools.count(2))
     free_path = next(path for path in numbered if not path.exists())
     folder.rename(free_path)
@@ -256,7 +256,7 @@ def comparison(rows: Mapping[str, NetworkResults]) -> Table:
     """Return the table that compares the networks."""
     first = rows["random"]
     if first.report is None or first.accuracy is None:
-        raise InputError("The test set could not be evaluated; the warnings above say why.")
+        raise InputError("The test set could not be evaluated. See the warnings above for the reason.")
     [precision] = first.report.at_precision
     size = first.report.grouped.group_size if first.report.grouped else 0
     accuracies = [row.accuracy for row in rows.values() if row.accuracy]
@@ -265,9 +265,9 @@ def comparison(rows: Mapping[str, NetworkResults]) -> Table:
         title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
         caption=(
             f"accuracy: 20-way 1-shot, {first.accuracy.n} episodes, list {first.accuracy.episodes_hash}. GR@1: Grouped "
-            f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and in brackets: 95 % intervals; "
-            f"that of the accuracy is over other episodes of these classes, and {spans} over other classes. "
-            "random: the weights before training. On another processor the values differ by up to five points."
+            f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and brackets: 95 % intervals. "
+            f"The interval of the accuracy covers other episodes of these classes; for other classes it is {spans}. "
+            "random: the weights before training. On another processor, values can differ by up to five points."
         ),
         pad_edge=False,
         **NARROW,
@@ -279,7 +279,7 @@ def comparison(rows: Mapping[str, NetworkResults]) -> Table:
         report = row.report
         accuracy = row.accuracy
         if report is None or accuracy is None or row.j is None:
-            raise InputError(f"{TITLES[name]} could not be evaluated; the warnings above say why.")
+            raise InputError(f"{TITLES[name]} could not be evaluated. See the warnings above for the reason.")
         low, high = report.intervals.get("grouped_recall@1", (math.nan, math.nan))
         table.add_row(
             TITLES[name],
@@ -295,17 +295,17 @@ def comparison(rows: Mapping[str, NetworkResults]) -> Table:
 
 
 def _half_width(value: float, unknown: str = "") -> str:
-    """Return half of an interval of an accuracy in percent, after ±."""
+    """Return the half-width of an accuracy interval in percent, after ±."""
     return unknown if math.isnan(value) else f"±{100 * value:.1f}"
 
 
 def read_curves(log: str | Path) -> dict[str, Curve]:
-    """Return the metrics of all panels from the file of a CSVLogger."""
+    """Return metric -> curve, for the metrics of all panels, from the file of a CSVLogger."""
     return {name: read_metric(log, name) for name, _ in PANELS}
 
 
 def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of one metric from the file of a CSVLogger; empty if it was never logged."""
+    """Return the steps and values of a metric from the file of a CSVLogger; empty if it was never logged."""
     with Path(log).open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row.get(name)]
     return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
@@ -313,16 +313,14 @@ def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
 
 @in_house_style
 def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles: Mapping[str, str]) -> Figure:
-    """Draw a panel for each of `PANELS`, with a line for each method: the mean over its seeds, in its 95 % interval.
+    """Return a figure with a panel for each of `PANELS`. A line is the mean over the seeds of a method.
 
-    Values of training batches are smoothed seed by seed; with a single seed, thin lines show the values themselves.
+    A band shows its 95 % interval. Values of training batches are smoothed seed by seed. With a single seed, thin lines show
+    the values before smoothing.
 
     Args:
         methods: Method -> the curves of each of its seeds.
         titles: Method -> its name in the legend.
-
-    Returns:
-        The figure.
     """
     figure = new_figure(4.6)
     panels = figure.subplots(2, 2, sharex=True)
@@ -365,7 +363,7 @@ def _draw_method(axes: Axes, curves: Sequence[Curve], style: MethodStyle, is_smo
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the exponential mean, corrected for its start; NaN is passed over."""
+    """Return the exponential mean, with bias correction. NaN does not change the mean."""
     mean = weight = 0.0
     result = []
     for value in values:

@@ -59,16 +59,16 @@ from fewshot_callbacks.system.terminal import as_text, note, printable
 
 # The exit status if a requirement is not met.
 FAILED = 3
-# Bytes: J of files is summed over pieces of a third of this size.
+# Bytes. J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28
-COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
+COMPARED = "Differences are per query. The intervals allow for dependence between queries of the same class."
 
 
 def run(options: Evaluate) -> int:
     """Evaluate and print, and return the exit status: `FAILED` if a requirement is not met, else 0.
 
     Raises:
-        ValueError: The options do not fit each other, or the files.
+        ValueError: The options conflict with each other or with the files.
     """
     _check_options(options)
     keys = several(options.settings.metrics)
@@ -92,7 +92,7 @@ def run(options: Evaluate) -> int:
         relevances = [judged_relevance(sets, options, processes) for sets in all_sets]
     journal = journal_of(options, processes, all_sets if train is None else [*all_sets, train])
     if journal is not None and journal.goes_on and processes.rank == 0:
-        print(f"The evaluation goes on from the state in {printable(options.resume)}.", file=sys.stderr)
+        print(f"Resuming the evaluation from the state in {printable(options.resume)}.", file=sys.stderr)
     has_bar = not options.json
     # The state is removed after everything is printed.
     with journaling(journal):
@@ -115,7 +115,7 @@ def run(options: Evaluate) -> int:
         try:
             if options.save is not None:
                 results[0].report.save(options.save)
-        finally:  # the result of a long evaluation is shown even if the disk is full
+        finally:  # a full disk must not hide the result of a long evaluation
             print_results(results, options)
         return print_failures(requirements, *(result.report for result in results))
 
@@ -124,23 +124,23 @@ def _check_options(options: Evaluate) -> None:
     """Refuse options that conflict."""
     if options.per_class and options.against is not None and not options.json:
         raise InputError(
-            "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
+            "--per_class together with --against is only available as JSON. Add --json, or leave out --per_class."
         )
     for name, value in (("at_least", options.at_least), ("unknown", options.unknown)):
         if value is not None and options.judgements is None:
-            raise InputError(f"--{name} is for judgements. Pass --judgements FILE, or leave out --{name}.")
+            raise InputError(f"--{name} only applies to judgements. Pass --judgements FILE, or leave out --{name}.")
     if options.against is not None and (options.dims or options.codes):
-        raise InputError("--dims and --codes are compared with the whole embedding of one file. Leave out --against.")
+        raise InputError("--dims and --codes compare forms of the embeddings of one file. Leave out --against.")
     if options.duplicates_from is not None and options.train is None:
         raise InputError(
-            "--duplicates_from is for copies in training. Pass --train FILE, or leave out --duplicates_from."
+            "--duplicates_from only applies to --train. Pass --train FILE, or leave out --duplicates_from."
         )
     if options.duplicates_from is not None and not 0 <= options.duplicates_from <= 1:
         raise InputError(
             f"--duplicates_from {options.duplicates_from:g} must be from 0 to 1. Pass a cosine such as 0.98."
         )
     if options.train is not None and options.against is not None:
-        raise InputError("--train is searched for copies of the queries of one file. Leave out --against.")
+        raise InputError("--train only works with the queries of one file. Leave out --against.")
     if options.save is not None:
         refuse_input(options.save, "--save", (options.file, options.judgements, options.against, options.train))
 
@@ -149,11 +149,11 @@ def _saved_report(options: Evaluate) -> RetrievalReport | None:
     """Return the report that `--against` names; None if it names embeddings, or nothing.
 
     Raises:
-        ValueError: If it is a damaged report, or if two reports would be made and one is to be saved.
+        ValueError: The report is damaged, or `--save` is passed with two files of embeddings.
     """
     if options.against is None:
         return None
-    # An address may also lead to several files, or to a file of another kind, which may be large: it is not fetched here.
+    # Other addresses are not fetched here, since they may name many files, or a large file of another kind.
     is_one_archive = options.against.suffix.lower() == ".npz" and not glob.has_magic(str(options.against))
     if is_one_archive or not is_address(options.against):
         file = local_copy(options.against)
@@ -161,29 +161,31 @@ def _saved_report(options: Evaluate) -> RetrievalReport | None:
             return RetrievalReport.load(file)
     if options.save is not None:
         raise InputError(
-            "--save keeps one report, and --against makes two of two files of embeddings. Save each file by itself, and "
-            "pass --against the saved report."
+            "--save writes one report, but --against with embeddings produces two. Save the report of each file in its own "
+            "call, and pass --against a saved report."
         )
     return None
 
 
 def _read_files(options: Evaluate, processes: Processes, *, has_saved: bool) -> list[StoredSets]:
-    """Return the sets of the file, and of `--against` unless that is a saved report. *Collective*.
+    """Return the sets of the file, and of `--against` unless it is a saved report. *Collective*.
 
     Raises:
-        ValueError: As `read_sets` does, and if the means of classes are wanted of items without one label each.
+        ValueError: As `read_sets` does, or `--per_class` is passed although items do not have one label each.
     """
     files = [options.file]
     if options.against is not None and not has_saved:
         files.append(options.against)
     needed = ("labels",) if options.judgements is None else ()
-    # The queries of the other file are the same, and so are their slices.
+    # The other file has the same queries, so the slices are read once.
     slices: list[Sequence[str]] = [options.slices or (), ()]
     all_sets = [
         read_sets(file, options.columns, needed, names, processes) for file, names in zip(files, slices, strict=False)
     ]
     if options.per_class and (options.judgements is not None or all_sets[0].have_several_labels()):
-        raise InputError("--per_class needs one label for each item: judgements and several labels have no classes.")
+        raise InputError(
+            "--per_class needs one label per item. Leave it out with judgements or with several labels per item."
+        )
     return all_sets
 
 
@@ -191,7 +193,7 @@ def _read_train(options: Evaluate, sets: StoredSets, processes: Processes) -> St
     """Return the training items; None without `--train`. *Collective*.
 
     Raises:
-        ValueError: As `read_sets` does, and if the file has queries and a gallery, or vectors of another dim than the sets.
+        ValueError: As `read_sets` does, or the file has queries and a gallery, or vectors with another dim than `sets`.
     """
     if options.train is None:
         return None
@@ -199,14 +201,14 @@ def _read_train(options: Evaluate, sets: StoredSets, processes: Processes) -> St
     train = read_sets(options.train, columns, (), processes=processes)
     if train.gallery is not None:
         raise InputError(
-            f"{path_text(options.train)} holds queries and a gallery, and --train needs one set. Write it with "
+            f"{path_text(options.train)} contains queries and a gallery, but --train needs one set. Write it with "
             "numpy.savez(path, embeddings=...)."
         )
     dim, train_dim = (np.shape(file.queries)[-1] for file in (sets, train))
     if dim != train_dim:
         raise InputError(
-            f"{path_text(options.file)} holds embeddings of {dim} components, {path_text(options.train)} of {train_dim}. "
-            "Embed both splits with the same model."
+            f"{path_text(options.file)} has embeddings with {dim} components, but {path_text(options.train)} has embeddings "
+            f"with {train_dim}. Embed both splits with the same model."
         )
     return train
 
@@ -214,7 +216,7 @@ def _read_train(options: Evaluate, sets: StoredSets, processes: Processes) -> St
 def _leakage_of(
     report: RetrievalReport, sets: StoredSets, train: StoredSets, options: Evaluate, processes: Processes
 ) -> Leakage:
-    """Return the queries of a file that have a copy in training, and the metrics without them. *Collective*."""
+    """Return which queries of a file have a copy in training, and the metrics without them. *Collective*."""
     queries = sets.rows_of_process("queries", processes)
     lowest = ReportDefaults.duplicates_from if options.duplicates_from is None else options.duplicates_from
     return leakage(
@@ -231,13 +233,13 @@ def _leakage_of(
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a file: its report, and J.
+    """The results for one file.
 
     Args:
-        report: The metrics of retrieval.
+        report: The retrieval metrics.
         moments: The moments of the classes, for J; None unless J was requested.
-        compression: What compressed forms lose; None unless some were requested.
-        leakage: The queries that have a copy in training; None without training items.
+        compression: The losses of compressed forms; None unless requested.
+        leakage: The queries that have a copy in training; None without `--train`.
     """
 
     report: RetrievalReport
@@ -247,11 +249,11 @@ class Result:
 
     @property
     def j(self) -> float | None:
-        """J of all rows; NaN if it is undefined, None unless it was requested."""
+        """J of all rows; NaN if it is undefined, None if it was not requested."""
         return None if self.moments is None else float(self.moments.discriminant_ratio())
 
     def to_dict(self, *, per_class: bool) -> dict[str, Any]:
-        """Return plain values for JSON, with the means of classes if they are requested."""
+        """Return plain values for JSON; `per_class` adds the means of classes."""
         values = self.report.to_dict()
         if per_class:
             classes = self.report.per_class().items()
@@ -266,7 +268,7 @@ class Result:
 
 
 def print_results(results: Sequence[Result], options: Evaluate) -> None:
-    """Print the result of a file, or the comparison with another one."""
+    """Print the result of a file, or its comparison with `--against`."""
     if options.against is None:
         print_result(results[0], options)
         return
@@ -284,9 +286,9 @@ def print_result(result: Result, options: Evaluate) -> None:
     table = report_table(report, title=path_text(options.file))
     if result.moments is not None and result.j is not None:
         rows = int(result.moments.counts.sum())
-        meaning = f"Scatter between classes over scatter within them, of all {rows:,} rows."
+        meaning = f"Scatter between classes divided by scatter within classes, over all {rows:,} rows."
         if math.isnan(result.j):
-            meaning += " It is undefined where no class has two rows, or all rows are equal."
+            meaning += " It is undefined if no class has two rows, or all rows are equal."
         empty = [""] * (len(table.columns) - 3)
         table.add_row(DISCRIMINANT_RATIO, as_number(result.j), *empty, meaning)
     console.print(table)
@@ -318,13 +320,8 @@ def print_both(
 ) -> None:
     """Print the comparison of two files, as JSON or as a table.
 
-    Args:
-        first: The result of one file.
-        second: The result of the other one.
-        files: Both files, for the title and for notes.
-        names: The names of both in the table.
-        as_json: Print JSON.
-        per_class: Print the means of each class, too, as JSON.
+    `files` are for the title and for notes, and `names` for the columns of the table. `per_class` adds the means of classes
+    to the JSON.
     """
     differences = compare_reports(first.report, second.report)
     if first.j is not None and second.j is not None:
@@ -353,7 +350,7 @@ def _requirements_of(options: Evaluate, settings: RetrievalSettings) -> list[Req
     """Return the requirements.
 
     Raises:
-        ValueError: If one cannot be read, or names what is not evaluated.
+        ValueError: A requirement is invalid, or needs a metric, slice or file that is not evaluated.
     """
     metrics = {requested.key: requested for requested in request_of(settings).reported}
     requirements = [read_requirement("evaluate_retrieval", text) for text in options.require or ()]
@@ -366,7 +363,7 @@ def _requirements_of(options: Evaluate, settings: RetrievalSettings) -> list[Req
 def print_failures(
     requirements: Sequence[Requirement], report: RetrievalReport, against: RetrievalReport | None = None
 ) -> int:
-    """Print a line for each requirement that a report fails, and return the exit status."""
+    """Print one line for each requirement that a report fails, and return the exit status."""
     failures = [requirement.failure(report, against if requirement.is_gain else None) for requirement in requirements]
     lines = [failure for failure in failures if failure is not None]
     for line in lines:
@@ -378,54 +375,54 @@ def metrics_of_retrieval(keys: Sequence[str]) -> tuple[str, ...]:
     """Return the keys of `--metrics` without J.
 
     Raises:
-        ValueError: If J is the only one.
+        ValueError: J is the only key.
     """
     others = tuple(key for key in keys if key != DISCRIMINANT_RATIO)
     if not others:
-        raise InputError("--metrics J needs a metric of retrieval beside it. Write --metrics mAP J.")
+        raise InputError("--metrics J needs a retrieval metric, too. Write --metrics mAP J.")
     return others
 
 
 def check_labels_for_j(sets: StoredSets) -> None:
-    """Refuse J if a row has no label, or several."""
+    """Raise an error unless each row has one label, which J needs."""
     missing = sets.missing("labels")
     if missing:
         fact = f"the file has no {' and no '.join(map(repr, missing))}"
     elif sets.have_several_labels():
-        fact = f"{sets.name_in_file('query_labels')!r} holds several"
+        fact = f"{sets.name_in_file('query_labels')!r} has several per row"
     else:
         return
-    raise InputError(f"J needs one label for each row, and {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
+    raise InputError(f"J needs one label per row, but {fact}. Leave {DISCRIMINANT_RATIO} out of --metrics.")
 
 
 def check_same_items(
     sets: StoredSets, others: StoredSets, *, kind: str = "labels", processes: Processes = ALONE
 ) -> None:
-    """Refuse another file if its items differ from the first file's. *Collective*.
+    """Raise an error if two files have different items. *Collective*.
 
     Args:
         sets: The sets of the first file.
-        others: Those of the other one.
+        others: The sets of the other file.
         kind: What is compared: "labels" or "ids".
         processes: The processes that read both.
 
     Raises:
-        ValueError: The labels or ids of their queries or of their galleries differ.
+        ValueError: The labels or ids of the queries or of the galleries differ.
     """
     for name in (f"query_{kind}", f"gallery_{kind}"):
         first = sets.column_of_all(name, processes)
         second = others.column_of_all(name, processes)
         if not np.array_equal(first, second):
             raise InputError(
-                f"{sets.file} holds {len(first):,} {sets.name_in_file(name)}, {others.file} {len(second):,}, and they are "
-                "not the same in the same order. Embed the same items with both models."
+                f"{sets.file} has {len(first):,} {sets.name_in_file(name)} and {others.file} has {len(second):,}, and they "
+                "differ or have another order. Embed the same items in the same order with both models."
             )
 
 
 def inputs_of(
     sets: StoredSets, relevance: Relevance | None = None, processes: Processes = ALONE
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the queries of this process, and its other arguments of `evaluate_retrieval`, but the settings."""
+    """Return this process's queries, and its other arguments of `evaluate_retrieval` without the settings."""
     arguments: dict[str, Any] = {name: sets.get(name) for name in ("gallery", "query_groups", "gallery_groups")}
     arguments["slices"] = sets.slices
     if relevance is None:
@@ -443,18 +440,18 @@ def inputs_of(
 def evaluate_sets(
     queries: Any, arguments: dict[str, Any], settings: RetrievalSettings, *, has_bar: bool = True
 ) -> RetrievalReport:
-    """Return the report of the inputs of a file; a bar shows the pairs done."""
+    """Return the report of the inputs of a file, and show a progress bar."""
     with progress_bar(is_wanted=has_bar) as progress:
         return evaluate_retrieval(queries, **arguments, progress=progress, **settings.arguments())
 
 
 def compression_of(words: Sequence[str], codes: Sequence[str], settings: RetrievalSettings) -> Compression:
-    """Return the compressed forms that the words of `--dims` and `--codes` ask for.
+    """Return the compressed forms for the words of `--dims` and `--codes`.
 
     Raises:
         ValueError: As `compression_costs` does.
     """
-    # Words that are not numbers are refused with the other values.
+    # `Compression.checked` reports words that are not numbers.
     dims = [int(word) if word.isdecimal() else word for word in words]
     compression = Compression.checked("compression_costs", dims, codes, settings)
     compression.refuse_threshold(headline_metrics(request_of(settings).reported), settings)
@@ -470,7 +467,7 @@ def compress_sets(
     *,
     has_bar: bool,
 ) -> CompressionReport:
-    """Return what compressed forms of the inputs of a file lose; a bar shows the pairs done. *Collective*."""
+    """Return what compressed forms of the inputs of a file lose, and show a progress bar. *Collective*."""
     with progress_bar(is_wanted=has_bar) as progress:
         return costs_beside(
             report,
@@ -485,17 +482,17 @@ def compress_sets(
 
 
 def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes = ALONE) -> Relevance | None:
-    """Return the relevance by the judgements for the queries of all processes; None without judgements. *Collective*.
+    """Return the relevance judgements for the queries of all processes; None without `--judgements`. *Collective*.
 
     Raises:
-        ValueError: If the file does not exist, the arrays have no ids, or as `Relevance.from_judgements` does.
+        ValueError: The file does not exist, or there are no ids, or as `Relevance.from_judgements` does.
     """
     judgements = options.judgements
     if judgements is None:
         return None
     if not judgements.is_file():
         raise InputError(
-            f"{judgements} does not exist, or is no file. Pass --judgements with TREC's or BEIR's columns."
+            f"{judgements} does not exist, or is not a file. Pass --judgements a file with the columns of TREC or BEIR."
         )
     missing = sets.missing("ids")
     if missing:
@@ -503,7 +500,7 @@ def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes =
         if sets.has_names_of_two:
             form = "queries=..., query_ids=..., gallery=..., gallery_ids=..."
         raise InputError(
-            f"judgements name items by their ids, and the file has no {' and no '.join(map(repr, missing))}. Write them: "
+            f"judgements refer to items by id, but the file has no {' and no '.join(map(repr, missing))}. Save them with "
             f"numpy.savez(path, {form})."
         )
     ids = [sets.column_of_all("query_ids", processes).tolist()]
@@ -514,10 +511,10 @@ def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes =
 
 
 def moments_of_all(sets: StoredSets) -> ClassMoments:
-    """Return the moments of the classes of all rows, of queries and gallery together.
+    """Return the moments of the classes, over the rows of queries and gallery together.
 
-    An item counts once, even if its id comes several times, or among the queries and in the gallery. The last digits of a
-    sum depend on the order of its terms, so one process reads the rows of all.
+    An item counts once, even if its id appears several times, or both in the queries and in the gallery. One process reads
+    all rows, because the last digits of a sum depend on the order of its terms.
     """
     if sets.whole is not None:
         sets = sets.whole()
@@ -531,7 +528,7 @@ def moments_of_all(sets: StoredSets) -> ClassMoments:
 
 
 def _first_rows(rows: Any, labels: Any, ids: Any, counted: Any = ()) -> tuple[Any, Any]:
-    """Return the first row of each id that is not in `counted`, with its label; all rows without ids."""
+    """Return the first row of each id that is not in `counted`, with its label; all rows if there are no ids."""
     labels = np.asarray(labels)
     if ids is None:
         return rows, labels
@@ -542,7 +539,7 @@ def _first_rows(rows: Any, labels: Any, ids: Any, counted: Any = ()) -> tuple[An
 
 
 def moments_of(rows: Any, labels: Any) -> ClassMoments:
-    """Return the moments of the classes of rows; rows in files are read piece by piece."""
+    """Return the moments of the classes of rows. Rows in files are read piece by piece."""
     if isinstance(rows, np.ndarray):
         return ClassMoments.of(torch.as_tensor(rows), labels)
     moments = ClassMoments.nothing(rows.shape[1])

@@ -1,4 +1,4 @@
-"""`fewshot fit | validate | test`: a ProtoNet or any other module from a configuration file, with the monitors."""
+"""`fewshot fit`, `validate` and `test`: run a ProtoNet or any other module from a configuration file, with the monitors."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.trainer.logs import run_folder
 
-# The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`.
+# Adds the monitors, a checkpoint of the best mAP, and TensorBoard logs in `runs/`.
 DEFAULTS = Path(__file__).with_name("defaults.yaml")
 # `--ckpt_path none` evaluates the initial weights.
 UNTRAINED = "none"
-# Checkpoints that Lightning finds itself.
+# Values of `--ckpt_path` that Lightning resolves.
 CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")
 
-# Argument of a ProtoNet -> its value from the data; data modules of users may lack it.
+# ProtoNet argument -> its value from the data. A user's data module may not have it.
 LINKS: dict[str, Callable[[Any], Any]] = {
     "in_channels": lambda data: getattr(getattr(data, "dataset", data), "in_channels", 3),
     "shots": lambda data: getattr(getattr(data, "train", data), "shots", 1),
@@ -65,13 +65,13 @@ LINKS: dict[str, Callable[[Any], Any]] = {
 
 
 class FewshotParser(LightningArgumentParser):
-    """LightningCLI's parser without abbreviated options; it reads the model that Lightning 2.5 writes into a checkpoint."""
+    """LightningCLI's parser without abbreviated options. It can read the model that Lightning 2.5 writes to a checkpoint."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Parse a configuration; name the model's class, which Lightning 2.5 leaves among a checkpoint's arguments."""
+        """Parse a configuration. Lightning 2.5 puts the class of a checkpoint's model among its arguments."""
         for settings in obj.values():
             model = settings.get("model") if isinstance(settings, dict) else None
             if model and "_class_path" in model:
@@ -80,16 +80,16 @@ class FewshotParser(LightningArgumentParser):
 
 
 class FewshotCLI(LightningCLI):
-    """LightningCLI for `ProtoNet`, where shared settings are only read from the data; or for any module."""
+    """LightningCLI for any module. A `ProtoNet` takes the shared settings from the data."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
+        """Link settings of the data to a ProtoNet: channels, shots, episodes per batch, sizes of the test episodes."""
         for name, of_data in {} if self.subclass_mode_model else LINKS.items():
-            # The data module is made first: its values are read from the object, whatever its class.
+            # The data module is created first, and its values are read from the object.
             parser.link_arguments("data", f"model.{name}", compute_fn=of_data, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Check the checkpoint, and remember the configuration before LightningCLI replaces hyperparameters by its own."""
+        """Check the checkpoint, and store the configuration before LightningCLI replaces its hyperparameters."""
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
@@ -103,13 +103,13 @@ class FewshotCLI(LightningCLI):
         self._configured = _arguments_of(settings.model)
 
     def before_instantiate_classes(self) -> None:
-        """Print which hyperparameters the checkpoint overrules; log no validation or test unless requested."""
+        """Print which hyperparameters the checkpoint overrides. Log a validation or test only if requested."""
         settings = self._settings
         say_what_is_overruled(self._configured, _arguments_of(settings.model))
-        # The settings always hold the logger of the defaults, so the words are read.
+        # The settings always contain the default logger, so only the words show what was requested.
         is_requested = any(word.startswith("--trainer.logger") for word in sys.argv)
         if self.config.subcommand != "fit" and not is_requested:
-            settings.trainer.logger = False  # a logger would make the folder of another run
+            settings.trainer.logger = False  # a logger would create the folder of another run
             self.save_config_callback = None  # it would write into the working directory
 
     @property
@@ -117,12 +117,12 @@ class FewshotCLI(LightningCLI):
         return self.config[self.config.subcommand]
 
     def before_fit(self) -> None:
-        """Refuse before the training what would fail only after it: data that do not suffice, files that would be replaced.
+        """Report errors before training that would otherwise come after it.
 
         Raises:
-            ValueError: The data do not suffice; or the run would replace files in the folder of its logger.
+            ValueError: There are too few data, or the run would replace files in the folder of its logger.
         """
-        # A CSVLogger deletes the metrics of an earlier run as soon as it is used. Other loggers name their folder later.
+        # A CSVLogger deletes the metrics of an earlier run as soon as it is used. Other loggers choose their folder later.
         if self.trainer.loggers and isinstance(self.trainer.loggers[0], CSVLogger | TensorBoardLogger):
             check_folder(run_folder(self.trainer), goes_on=_goes_on(self.trainer, self._settings))
         if isinstance(self.datamodule, FewShotDataModule):
@@ -131,7 +131,7 @@ class FewshotCLI(LightningCLI):
 
 
 def _arguments_of(model: Any) -> dict[str, Any]:
-    """Return the settings of a model. They are one level lower if its class is named."""
+    """Return the settings of a model, which are nested if its class is given."""
     settings: dict[str, Any] = model.as_dict()
     if "class_path" not in settings:
         return settings
@@ -140,55 +140,55 @@ def _arguments_of(model: Any) -> dict[str, Any]:
 
 @rank_zero_only
 def say_what_is_overruled(configured: Mapping[str, Any], used: Mapping[str, Any]) -> None:
-    """Print the hyperparameters in which a checkpoint differs from the configuration, and that its own are used."""
+    """Print the hyperparameters that a checkpoint overrides."""
     names = [name for name in configured if name in used and used[name] != configured[name]]
     if names:
         values = printable(", ".join(f"{name} = {used[name]} (configured: {configured[name]})" for name in names))
-        print(f"The checkpoint was trained with other hyperparameters, which are used: {values}.", file=sys.stderr)
+        print(f"Using the hyperparameters of the checkpoint, which differ: {values}.", file=sys.stderr)
 
 
 def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any]) -> None:
-    """Refuse a `--ckpt_path` that is not a checkpoint.
+    """Check `--ckpt_path`.
 
     Raises:
-        ValueError: `validate` or `test` has no checkpoint, and Lightning would evaluate the initial weights; or the
-            file does not exist, or is not a checkpoint.
+        ValueError: The file does not exist, or is not a checkpoint; or `validate` or `test` has no checkpoint, so that
+            Lightning would evaluate the initial weights.
     """
     suggested: object = "runs/version_0/checkpoints/best.ckpt"
     if given is None and command != "fit":
         of_runs = [best_checkpoint(Path(str(file)).parent / "checkpoints") for file in configuration_files]
         suggested = next((file for file in of_runs if file), suggested)
         raise InputError(
-            f"there are no weights to {command}. Give --ckpt_path {suggested}, or --ckpt_path {UNTRAINED} for the "
+            f"there are no weights to {command}. Pass --ckpt_path {suggested}, or --ckpt_path {UNTRAINED} for the "
             "untrained network."
         )
     if given is None or (given == UNTRAINED and command != "fit"):
         return
-    # Lightning finds these checkpoints itself, and reads addresses of remote file systems.
+    # Lightning resolves these words, and reads addresses of remote file systems.
     if str(given).partition(":")[0] in CHECKPOINT_WORDS or "://" in str(given):
         return
     path = Path(given)
     if not path.is_file():
         folder = path if path.is_dir() else path.parent
         checkpoints = ", ".join(file.name for file in checkpoints_below(folder) if file.parent == folder)
-        fix = f"Give a file, such as {best_checkpoint(folder) or suggested}"
+        fix = f"Pass a file, such as {best_checkpoint(folder) or suggested}"
         if checkpoints:
-            fix = f"{folder} holds {checkpoints}"
-        raise InputError(f"There is no checkpoint {path}. {fix}.")
+            fix = f"{folder} contains {checkpoints}"
+        raise InputError(f"The checkpoint {path} does not exist. {fix}.")
     try:
-        # Making data and network may take a while, so a mistake is reported before.
+        # A mistake is reported before data and network are created, which may take long.
         torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except PermissionError:
         raise
     except Exception as error:  # torch.load documents no error class; a truncated file may raise an OSError
         raise InputError(
-            f"{path} is not a checkpoint of 'fewshot fit', or it is damaged ({type(error).__name__}). Give another one, "
-            "such as best.ckpt or last.ckpt of the same run."
+            f"{path} is not a checkpoint of 'fewshot fit', or it is damaged ({type(error).__name__}). Pass another "
+            "checkpoint, such as best.ckpt or last.ckpt of the same run."
         ) from error
 
 
 def _goes_on(trainer: Trainer, settings: Any) -> bool:
-    """Return whether a fit continues an earlier one: from `--ckpt_path`, or from the checkpoint of a job in a queue."""
+    """Return whether a fit resumes an earlier fit, from `--ckpt_path` or from the checkpoint of a requeued job."""
     return settings.get("ckpt_path") is not None or _holds_checkpoint_of_queue(trainer.default_root_dir)
 
 
@@ -199,14 +199,14 @@ def _holds_checkpoint_of_queue(folder: str) -> bool:
 
 
 def check_folder(folder: str, *, goes_on: bool) -> None:
-    """Refuse a fit that would replace files in the folder of its run that it has not written.
+    """Check that a fit does not replace files of another run.
 
     Args:
-        folder: The folder, on a disk or in a bucket.
-        goes_on: Whether the fit continues the one in this folder.
+        folder: The folder of the run, on a disk or in a bucket.
+        goes_on: Whether the fit resumes the run in this folder.
 
     Raises:
-        ValueError: There are such files; the message names them.
+        ValueError: It would replace files; the message names them.
     """
     files = get_filesystem(folder)
     is_of_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
@@ -217,9 +217,9 @@ def check_folder(folder: str, *, goes_on: bool) -> None:
             refused.append(name)
     if refused:
         raise InputError(
-            f"{folder.rstrip('/')} already holds {' and '.join(refused)}, and a new training would replace "
+            f"{folder.rstrip('/')} already contains {' and '.join(refused)}, and a new run would replace "
             f"{'it' if len(refused) == 1 else 'them'}. Give the run another folder (name and version of its logger), or "
-            "continue the training in it with --ckpt_path."
+            "resume the earlier run with --ckpt_path."
         )
 
 
@@ -229,18 +229,17 @@ def _is_written_configuration(content: bytes) -> bool:
 
 
 class ConfigKeeper(SaveConfigCallback):
-    """Keeps the configuration of a run in its folder, and replaces no other there.
+    """Writes the configuration of a run to its folder, without replacing another configuration.
 
-    Without a logger a run has no folder, and nothing is written. A test that is logged to the folder of a fit keeps
-    the configuration of the fit. A resumed fit keeps the earlier configuration of its folder under another name, if it
-    differs.
+    Without a logger a run has no folder, and nothing is written. A test that is logged to the folder of a fit does not
+    change the configuration of the fit. If a resumed fit has another configuration, the earlier one is renamed.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the configuration, if there is a folder for it.
+        """Write the configuration if the run has a folder.
 
         Raises:
-            ValueError: If a fit would replace files that it has not written; in all processes.
+            ValueError: A fit would replace files of another run. All processes raise it.
         """
         if self.already_saved or not trainer.loggers:
             return
@@ -256,7 +255,7 @@ class ConfigKeeper(SaveConfigCallback):
             raise InputError(refusal)
 
     def _keep(self, trainer: Trainer, stage: str) -> None:
-        # This folder belongs only to this run. For some loggers `Trainer.log_dir` is one folder for all runs.
+        # `Trainer.log_dir` is one folder for all runs with some loggers, but this folder is specific to the run.
         folder = run_folder(trainer)
         if stage == "fit":
             check_folder(folder, goes_on=_goes_on(trainer, self.config))
@@ -269,30 +268,30 @@ class ConfigKeeper(SaveConfigCallback):
             numbered = (f"config-{number}.yaml" for number in itertools.count(1))
             free_name = next(name for name in numbered if not files.exists(str(join_location(folder, name))))
             files.mv(path, str(join_location(folder, free_name)))
-            print(f"The configuration of the training so far is kept as {free_name}.")
+            print(f"The earlier configuration was renamed to {free_name}.")
         files.makedirs(folder, exist_ok=True)
         files.pipe_file(path, content)
 
 
 def keeps_a_run(trainer: Trainer) -> bool:
-    """Return whether a run has a folder: it has a logger, and is not a trial of a few batches (`fast_dev_run`)."""
+    """Return whether a run has a folder: it has a logger and is not a `fast_dev_run`."""
     return bool(trainer.loggers) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
 class Recorder(Callback):
-    """Keeps the record of a fit in the folder of its run, and notes the checkpoints of an interrupted fit."""
+    """Writes the record of a fit to the folder of its run, and stores the checkpoints of an interrupted fit."""
 
-    # the checkpoints of an interrupted fit, for a message
+    # message about the checkpoints of an interrupted fit
     sentence = ""
     # the checkpoint that a failed run had loaded; None without a checkpoint
     checkpoint: str | PathLike[str] | None = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write how far the training has come."""
+        """Write the progress of the run."""
         self._write(trainer, pl_module, trainer.current_epoch + 1, ended=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the training came to its end."""
+        """Write that the run has ended."""
         self._write(trainer, pl_module, trainer.current_epoch, ended=True)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, epochs: int, *, ended: bool) -> None:
@@ -303,7 +302,7 @@ class Recorder(Callback):
             record.save(as_location(run_folder(trainer)))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Note the loaded checkpoint, and the checkpoints of an interrupted fit."""
+        """Store the loaded checkpoint, and the checkpoints of an interrupted fit."""
         self.checkpoint = trainer.ckpt_path
         if trainer.state.fn != "fit":
             return
@@ -313,40 +312,37 @@ class Recorder(Callback):
             for which in ("best", "last")
         ]
         checkpoints = list(dict.fromkeys(file for file in files if file and is_file(file)))
-        self.sentence = "No checkpoint was kept: the first is written when a validation ends."
+        self.sentence = "No checkpoint was saved: the first one is written after a validation."
         if checkpoints:
-            self.sentence = f"Kept: {' and '.join(checkpoints)}; --ckpt_path {checkpoints[-1]} continues from there."
+            self.sentence = f"Saved: {' and '.join(checkpoints)}. To resume, pass --ckpt_path {checkpoints[-1]}."
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run `fit`, `validate` or `test` with the words that follow, and report where a fit is kept."""
+    """Run `fit`, `validate` or `test` with its options, and print where a fit is saved."""
     trainer = command(arguments).trainer
     if arguments[:1] == ["fit"] and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         print(where_it_is_kept(trainer))
 
 
 def command(arguments: Sequence[str]) -> FewshotCLI:
-    """Run `fit`, `validate` or `test` with the words that follow.
+    """Run `fit`, `validate` or `test`, and return the CLI with its trainer, model and datamodule.
 
     Args:
-        arguments: The words.
-
-    Returns:
-        What was run, with its trainer, model and datamodule.
+        arguments: The command and its options.
 
     Raises:
-        ValueError: The settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
-        KeyboardInterrupt: The run was interrupted, or ended by SIGTERM; the message names checkpoints of a fit.
+        ValueError: The settings, the checkpoint or the data are invalid, also according to Lightning.
+        KeyboardInterrupt: The run was interrupted, or ended by SIGTERM. The message names the checkpoints of a fit.
     """
     words = with_paths(["--help" if word == "--help=full" else word for word in arguments])
     earlier_words = sys.argv
-    # LightningCLI reads the words there, and starts further processes with them.
+    # LightningCLI reads `sys.argv`, and starts further processes with it.
     sys.argv = [sys.argv[0], *words]
     recorder = Recorder()
     has_own_model = names_a_model(words)
     try:
         if words[:1] != ["fit"]:
-            # Nothing is saved. The process ends with the command, so the filter may stay.
+            # No checkpoint is saved. The filter is not removed, since the process ends with the command.
             warnings.filterwarnings("ignore", "The dirpath has changed")
         return FewshotCLI(
             LightningModule if has_own_model else ProtoNet,
@@ -363,13 +359,13 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
     except MisconfigurationException as error:
         raise InputError(str(error)) from error
     except RuntimeError as error:
-        # PyTorch's message begins so if weights do not fit. Any other RuntimeError is not a mistake of the user.
+        # PyTorch's message for weights that do not fit. Any other RuntimeError is not a user error.
         if "loading state_dict" not in str(error):
             raise
         mismatch = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
-        fix = "Give the config.yaml of its run with --config."
+        fix = "Pass the config.yaml of its run with --config."
         subject = "The checkpoint" if recorder.checkpoint is None else f"The checkpoint {recorder.checkpoint}"
-        raise InputError(f"{subject} holds the weights of another network: {mismatch} {fix}") from error
+        raise InputError(f"{subject} contains the weights of another network: {mismatch} {fix}") from error
     except SystemExit as stop:
         raise signal_behind(stop, recorder.sentence) from None
     finally:
@@ -378,13 +374,13 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's remarks about hardware and workers off the screen."""
-    earlier_level = logging.root.manager.disable  # these blocks may be nested
+    """Silence Lightning's messages about hardware and workers."""
+    earlier_level = logging.root.manager.disable  # blocks may be nested
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
             warnings.filterwarnings("ignore", f".*{words}")
-        # `python -W` asks for warnings, so they are shown.
+        # `python -W` requests warnings.
         if not sys.warnoptions:
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             warnings.filterwarnings("ignore", category=FutureWarning)
@@ -395,9 +391,9 @@ def quiet_lightning() -> Iterator[None]:
 
 
 def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
-    """Return the interrupt behind an exit of Lightning, with a text; without one, the exit itself.
+    """Return the interrupt that made Lightning exit, with a text; the exit itself if there was no interrupt.
 
-    SIGTERM would end a run with status 0, by which Slurm, Kubernetes and `timeout` take it for complete.
+    Lightning exits with status 0 after SIGTERM, so Slurm, Kubernetes and `timeout` would consider the run complete.
     """
     if isinstance(stop, SIGTERMException):
         return Terminated(text)
@@ -405,16 +401,17 @@ def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
 
 
 def with_paths(arguments: Sequence[str]) -> list[str]:
-    """Replace names of the package's configurations, such as `--config protonet_dr_folder`, by their paths.
+    """Return the words with paths instead of the names of bundled configurations and instead of addresses.
 
-    An address, such as `--config s3://bucket/run/config.yaml`, is replaced by the path of a copy.
+    `--config protonet_dr_folder` becomes the path of this configuration, and `--config s3://bucket/run/config.yaml` the path
+    of a local copy.
 
     Raises:
-        ValueError: There is neither such a file nor such a configuration; names the nearest.
+        ValueError: A word is neither a file nor a configuration. The message suggests the closest name.
     """
     joined = ("--config=", "-c=")
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith(joined) else [word])]
-    # The option gets one name, so that code that explains a mistake need not know the other.
+    # Code that explains mistakes only knows `--config`.
     words = ["--config" if word == "-c" else word for word in words]
     known = configurations()
     for place, word in _configured(words):
@@ -424,19 +421,19 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
         if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():
             continue  # a missing file is reported with the other mistakes
         if word not in known:
-            hint = did_you_mean(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
-            raise InputError(f"there is no file {word}, and no configuration of this name.{hint}")
+            hint = did_you_mean(word, known) or f" Pass a file, or one of {', '.join(sorted(known))}."
+            raise InputError(f"{word} is neither a file nor the name of a bundled configuration.{hint}")
         words[place] = str(known[word])
     return words
 
 
 def _configured(words: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the words that follow `--config`, with their indices."""
+    """Return the index and the value of each `--config`."""
     return [(i, word) for i, word in enumerate(words) if i and words[i - 1] in ("-c", "--config")]
 
 
 def names_a_model(words: Sequence[str]) -> bool:
-    """Return whether a configuration or a word names the class of the model (`class_path`), not settings of ProtoNet."""
+    """Return whether a configuration or an option sets the class of the model, and not only settings of ProtoNet."""
     models = [_model_of(Path(file)) for _, file in _configured(words)]
     return any(word.partition("=")[0] in ("--model", "--model.class_path") for word in words) or any(
         isinstance(model, Mapping) and "class_path" in model for model in models
@@ -444,10 +441,10 @@ def names_a_model(words: Sequence[str]) -> bool:
 
 
 def _model_of(file: Path) -> Any:
-    """Return the model of a configuration; None without a file.
+    """Return the model of a configuration; None if the file does not exist.
 
     Raises:
-        ValueError: The file is damaged, or is not a configuration; jsonargparse would not name it.
+        ValueError: The file is damaged, or is not a configuration. jsonargparse's message would not name the file.
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -455,20 +452,22 @@ def _model_of(file: Path) -> Any:
         return None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         cause = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{file} is damaged: it is no YAML ({cause}). Give another configuration.") from error
+        raise InputError(f"{file} is not valid YAML ({cause}). Pass another configuration.") from error
     if _holds_itself(content):
         raise InputError(
-            f"{file} is damaged: an alias in it, such as *name, stands inside what it names. Write it out."
+            f"{file} is damaged: it contains an alias, such as *name, inside the part that it refers to. Write out the part."
         )
     if not isinstance(content, Mapping):
-        raise InputError(f"{file} is no configuration: it should hold settings of model, data and trainer by name.")
+        raise InputError(
+            f"{file} is not a configuration. It must contain settings for model, data and trainer, by name."
+        )
     return content.get("model")
 
 
 def _holds_itself(content: Any, around: Sequence[int] = ()) -> bool:
-    """Return whether a part of a configuration is an alias of an enclosing part; jsonargparse would read it endlessly.
+    """Return whether a part of a configuration is an alias of an enclosing part, which jsonargparse would read forever.
 
-    `around` has the ids of the enclosing parts.
+    `around` contains the ids of the enclosing parts.
     """
     if id(content) in around:
         return True
@@ -477,13 +476,13 @@ def _holds_itself(content: Any, around: Sequence[int] = ()) -> bool:
 
 
 def where_it_is_kept(trainer: Trainer) -> str:
-    """Return two or three lines: the folder of the run, its best checkpoint, and how to test that."""
+    """Return up to three lines: the folder of the run, its best checkpoint, and the command that tests it."""
     lines = []
     configuration: Location | None = None
     if keeps_a_run(trainer):
         folder = run_folder(trainer)
         configuration = join_location(folder, CONFIGURATION)
-        lines.append(f"The run is kept in {folder}.")
+        lines.append(f"The run was saved to {folder}.")
     checkpoints: Any = trainer.checkpoint_callback
     best_path = getattr(checkpoints, "best_model_path", "")
     if not best_path:

@@ -1,4 +1,4 @@
-"""Messages about words of `fewshot fit` that LightningCLI refuses, where its own message would not help."""
+"""Messages about words of `fewshot fit` that LightningCLI rejects, if its own message would not help."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import fewshot_callbacks
 from fewshot_callbacks.cli.mistakes import did_you_mean, unknown_option, values_of
 from fewshot_callbacks.data import FewShotDataset
 
-# Options that take a class, and the base of what they take.
+# Options that take a class -> the base of this class.
 BASES: dict[str, type] = {
     "data": LightningDataModule,
     "model": LightningModule,
     "trainer.callbacks": Callback,
     "data.dataset": Dataset,
 }
-# Base of a class -> its noun, and the words that come before the name of such a class.
+# Base of a class -> its noun, and the words before the name of such a class.
 TAKEN_BY: dict[type, tuple[str, str]] = {
     LightningDataModule: ("data module", "--data"),
     LightningModule: ("module", "--model"),
@@ -30,22 +30,19 @@ TAKEN_BY: dict[type, tuple[str, str]] = {
 
 
 def mistake_of_training(words: Sequence[str], options: Iterable[str]) -> str:
-    """Return a message about an unknown option, data that are missing, or a class that an option does not take.
+    """Return a message about an unknown option, missing data, or a wrong class; empty for any other mistake.
 
     Args:
-        words: `fit`, `validate` or `test`, and the words that follow.
-        options: The names of the options that the parser lists, without the options of a class that an option names.
-
-    Returns:
-        The message; empty if the mistake is another one.
+        words: `fit`, `validate` or `test`, and the words after it.
+        options: The names of the options that the parser lists, without the settings of classes that options name.
     """
     unknown = unknown_option(words, {*options, "config", "print_config"})
     if unknown:
         return unknown
     if not any(word.startswith(("--config", "--data")) for word in words):
-        return "there is no data. Give a configuration, such as --config protonet_dr_glyphs."
+        return "no data was given. Pass a configuration, such as --config protonet_dr_glyphs."
     for option, value in values_of(words):
-        # The path of a class, a file and settings in brackets are not identifiers.
+        # An import path, a file or settings in brackets are not identifiers.
         if value.isidentifier():
             sentence = _mistake_of_class(option.removesuffix("+"), value)
             if sentence:
@@ -54,7 +51,7 @@ def mistake_of_training(words: Sequence[str], options: Iterable[str]) -> str:
 
 
 def _mistake_of_class(option: str, name: str) -> str:
-    """Return a message if an option takes a class, but not this one; empty otherwise."""
+    """Return a message if an option takes a different class; empty otherwise."""
     base = BASES.get(option.removesuffix(".class_path").removesuffix(".help"))
     if base is None or name in _names_of_subclasses(base):
         return ""
@@ -62,16 +59,16 @@ def _mistake_of_class(option: str, name: str) -> str:
         return f"--{option}: {name} is not a file or a class.{did_you_mean(name, fewshot_callbacks.__all__)}"
     found = getattr(fewshot_callbacks, name)
     if not inspect.isclass(found):
-        return f"--{option}: {name} is no class that this option takes."
+        return f"--{option}: {name} is not a class."
     for other_base, (noun, words) in TAKEN_BY.items():
         if issubclass(found, other_base):
             fix = f"{words.removesuffix('+')}.help" if option.endswith(".help") else words
             return f"--{option}: {name} is a {noun}. Write {fix} {name}."
-    return f"--{option}: {name} is no class that this option takes."
+    return f"--{option}: this option does not take {name}."
 
 
 def _names_of_subclasses(base: type) -> Iterator[str]:
-    """Yield the names of all classes below a base that are imported."""
+    """Yield the names of all imported subclasses, direct and indirect."""
     subclasses: list[type] = base.__subclasses__()
     for subclass in subclasses:
         yield subclass.__name__
@@ -79,7 +76,7 @@ def _names_of_subclasses(base: type) -> Iterator[str]:
 
 
 def option_of_training(name: str) -> str:
-    """Return the option that gives an argument of a data set, a data module or a module; empty if it is not exactly one.
+    """Return the option that sets an argument of a data set, data module or module; empty unless exactly one does.
 
     Examples:
         >>> option_of_training("train_folder"), option_of_training("shots"), option_of_training("colour")
@@ -101,5 +98,5 @@ def option_of_training(name: str) -> str:
 
 
 def _arguments_of(found: Any) -> Iterable[str]:
-    """Return the names of the arguments of a class; empty for anything else."""
+    """Return the names of the arguments of a class; empty if it is not a class."""
     return inspect.signature(found).parameters if inspect.isclass(found) else ()

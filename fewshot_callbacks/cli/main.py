@@ -1,4 +1,4 @@
-"""Runs the command that the first word of the command line names, importing no other; reports mistakes in one line."""
+"""Runs the command that the first word names, without importing other commands, and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import printable
 
 COMMANDS = {
-    "demo": "train both heads and soft AP on the glyphs, and compare them",
-    "compare": "compare two runs of fit on the test set and by their steps, or saved reports query by query",
-    "evaluate": "retrieval metrics of embeddings in files: .npz, .npy, .parquet, .arrow, .feather, .safetensors",
-    "nearest": "exact nearest neighbours of embeddings in files, with ids, scores and ties, as a .parquet file",
-    "report": "the same as evaluate, with failures, suspects, near duplicates and images, as one HTML file",
-    "trials": "verification of pairs that someone listed, such as those of LFW and VoxCeleb",
-    "search-quality": "what an approximate index (faiss, usearch, a vector database) finds, against exact search",
-    "plan": "compute what an evaluation will cost, before it is started",
-    "warm": "compile what a first evaluation would compile, for an image of a container, a cluster or CI",
-    "fit": "train a network, prototypical or any other, from a configuration file",
+    "demo": "train three networks on the built-in glyphs, and compare them",
+    "compare": "compare two runs of fit, or saved reports query by query",
+    "evaluate": "compute retrieval metrics of embeddings in .npz, .npy, .parquet, .arrow, .feather or .safetensors files",
+    "nearest": "find the exact nearest neighbours of embeddings in files, and write them to a .parquet file",
+    "report": "write metrics, failures, suspected wrong labels, near duplicates and images to one HTML file",
+    "trials": "evaluate verification on a list of pairs, such as the lists of LFW and VoxCeleb",
+    "search-quality": "compare an approximate index (faiss, usearch, a vector database) with exact search",
+    "plan": "predict the memory and time of an evaluation before you start it",
+    "warm": "compile and cache the kernels, for a container image, a cluster or CI",
+    "fit": "train a prototypical network, or any other, from a configuration file",
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",
 }
-# Commands that write their result to files, so that they can run without an output.
+# Commands that write their result to files, so that they can run with a closed standard output.
 WRITE_FILES = {"demo", "nearest", "report", "fit"}
 # Commands that need every optional package; the others need the extra `cli`.
 NEED_ALL_EXTRAS = {"demo", "report", "fit", "validate", "test"}
 REPORTED_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
-# The environment variable that brings back the traceback of an error.
+# The environment variable that restores tracebacks.
 DEBUG = "FEWSHOT_DEBUG"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the first word; each command parses the other words itself."""
+    """Return the parser of the first word. Each command parses its own words."""
     first_word = argparse.ArgumentParser(
         prog="fewshot",
-        description="Train few-shot embeddings and evaluate them exactly.",
-        epilog=f"'fewshot COMMAND --help' describes each command. With {DEBUG}=1 an error shows its traceback.",
+        description="Train embeddings, and evaluate them exactly.",
+        epilog=f"Run 'fewshot COMMAND --help' for the options of a command. Set {DEBUG}=1 to see tracebacks of errors.",
     )
     help_ = "show the versions that a bug report should include, and exit"
     first_word.add_argument("--version", action="store_true", help=help_)
@@ -81,10 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `fewshot`; by default the words of the process.
 
     Returns:
-        The exit status: 0 if all went well, 1 for bad input, with a message of one line, 3 if an evaluation fails a
-        requirement, 130 if it was interrupted, 141 if
-        the reader of the output has gone, 143 if SIGTERM ended a fit. A command line that cannot be understood exits
-        with 2, as argparse does.
+        The exit status: 0 for success, 1 for bad input (with a one-line message), 3 if an evaluation fails a requirement,
+        130 after an interrupt, 141 if the reader of the output has exited, 143 if SIGTERM ended a fit. An invalid command
+        line exits with 2, as in argparse.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -94,12 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = "fewshot"
     if words and words[0] in COMMANDS:
         program = f"fewshot {words[0]}"
-    if sys.stderr is None:  # it is closed, so `print` would write to the standard output
+    if sys.stderr is None:  # closed: `print` would write to the standard output
         sys.stderr = _null_stream()
     if sys.stdout is None:
         if not words or words[0] not in WRITE_FILES:
-            fix = "Leave it open, or write > /dev/null."
-            print(f"{program}: the standard output is closed, and the result would be lost. {fix}", file=sys.stderr)
+            fix = "Leave it open, or add > /dev/null."
+            print(f"{program}: the standard output is closed, so the result would be lost. {fix}", file=sys.stderr)
             return 1
         sys.stdout = _null_stream()
     try:
@@ -145,8 +144,8 @@ def _run(words: list[str]) -> int:
         print(_versions())
         return 0
     if not command.startswith("-") and command not in COMMANDS:
-        hint = did_you_mean(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
-        print(f"fewshot: there is no command {command}.{hint}", file=sys.stderr)
+        hint = did_you_mean(command, COMMANDS) or f" The commands are {', '.join(COMMANDS)}."
+        print(f"fewshot: unknown command {command}.{hint}", file=sys.stderr)
         return 2
     parser().parse_args(words[:1])
     return _run_command(command, words)
@@ -183,7 +182,7 @@ def _run_command(command: str, words: list[str]) -> int:
 
 @contextmanager
 def _modules_of_working_folder() -> Iterator[None]:
-    """Let import paths name modules of the working folder, as under `python -m`. Installed modules come first."""
+    """Make modules of the working folder importable, as `python -m` does. Installed modules take precedence."""
     sys.path.append(os.curdir)
     try:
         yield
@@ -192,7 +191,7 @@ def _modules_of_working_folder() -> Iterator[None]:
 
 
 def _load(command: str, words: list[str]) -> tuple[Callable[[Any], int | None], Any]:
-    """Return the function of a command and its argument: its options, or words that Lightning's command line reads."""
+    """Return the function of a command, and its argument: the parsed options, or the words for Lightning's CLI."""
     if command not in OPTIONS:
         return import_module("fewshot_callbacks.cli.fit").run, words
     from fewshot_callbacks.cli.parsing import parse  # noqa: PLC0415 - `fewshot --help` needs no jsonargparse
@@ -208,16 +207,16 @@ PYTHON_FORMAT = warnings.formatwarning
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning without file and line, which do not help users of a command. Warnings for developers keep them."""
+    """Return a warning without its file and line, unless it is meant for developers."""
     if category is UserWarning:
         return f"Warning: {message}\n"
     return PYTHON_FORMAT(message, category, filename, lineno, line)
 
 
 def one_line(error: Exception) -> str:
-    """Return an error in one line; if another package raised it, with how to get its traceback."""
+    """Return an error in one line. If another package raised it, the line explains how to get the traceback."""
     text = str(error)
-    if "Original Traceback" in text:  # a DataLoader worker failed: the last line has its error
+    if "Original Traceback" in text:  # a DataLoader worker failed; its error is in the last line
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif _raised_in("jsonargparse", error):  # a class refused its arguments
         text = reason(error)
@@ -227,6 +226,6 @@ def one_line(error: Exception) -> str:
 
 
 def _raised_in(package: str, error: Exception) -> bool:
-    """Return whether a function of a package has raised an error: also an OSError, which has no class of the package."""
+    """Return whether a function of a package raised an error, whatever the class of the error, such as OSError."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith(package)

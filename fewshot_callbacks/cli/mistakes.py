@@ -1,4 +1,4 @@
-"""Messages about a command line that cannot be understood. Nothing here depends on jsonargparse's messages."""
+"""Messages about invalid command lines. They do not depend on jsonargparse's messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 
 class MistypedError(Exception):
-    """Raised with a message about a command line that cannot be understood."""
+    """Raised for an invalid command line."""
 
 
 def unknown_option(words: Sequence[str], options: Iterable[str]) -> str:
@@ -19,20 +19,20 @@ def unknown_option(words: Sequence[str], options: Iterable[str]) -> str:
 
     Args:
         words: The words of the command line.
-        options: The names of all options, without dashes. Those of a class whose name is an option may be left out:
-            `--data.train.ways` may belong to the class that `--data` names.
+        options: The names of all options, without dashes. If an option takes a class, its settings may be missing:
+            `--data.train.ways` may be a setting of the class that `--data` names.
     """
     names = {*options, "help"}
     for word in words:
         name = word.removeprefix("--").partition("=")[0].removesuffix("+")
         owners = [name[: dot.start()] for dot in re.finditer(r"\.", name)]
         if word.startswith("--") and names.isdisjoint([name, *owners]):
-            return f"there is no option --{name}.{did_you_mean(name, names, '--')}"
+            return f"unknown option --{name}.{did_you_mean(name, names, '--')}"
     return ""
 
 
 def values_of(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the options of a command line, without dashes, with their values; those without a value are left out."""
+    """Return the options that have a value, without dashes, with their values."""
     pairs: list[tuple[str, str]] = []
     option = ""
     for word in words:
@@ -48,11 +48,11 @@ def values_of(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def reason(error: BaseException) -> str:
-    """Return why jsonargparse refuses a value, in one line.
+    """Return why jsonargparse rejects a value, in one line.
 
-    jsonargparse raises each error from its cause, and its text repeats the texts of all causes, with every type that
-    the value might have had. The first line of the outermost error names the option. Each class has a parser of its
-    own, which raises another `ArgumentError`, and names the option of the class. The innermost error is the reason.
+    jsonargparse raises each error from its cause, and the text of an error repeats the texts of all its causes, with every
+    type that was tried. The first line of the outermost error names the option. Each class has its own parser, which
+    raises another `ArgumentError` that names the option of the class. The innermost error is the reason.
     """
     causes = [error]
     while causes[-1].__cause__ is not None:
@@ -65,9 +65,9 @@ def reason(error: BaseException) -> str:
     return " ".join(lines).rstrip(".") + "."
 
 
-# Values that the types of options take, in words. PyTorch and NumPy have no larger whole numbers.
+# Descriptions of the values of each type. PyTorch and NumPy have no larger integers.
 NOUNS: dict[Any, str] = {
-    int: "a whole number below 2^63, such as 5",
+    int: "an integer below 2^63, such as 5",
     float: "a number",
     bool: "true or false",
     tuple[float, float]: "two numbers, such as [0, 1]",
@@ -76,7 +76,7 @@ NOUNS: dict[Any, str] = {
 
 
 def kinds_of(kind: Any) -> str:
-    """Return the values that an option of a type takes, in words; empty for a type without words.
+    """Return a description of the values of a type; empty for an unknown type.
 
     Examples:
         >>> kinds_of(float | None), kinds_of(Literal["error", "ignore"])
@@ -93,7 +93,7 @@ def kinds_of(kind: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
-    """Return the question whether the only name that begins so, or else a similar one, was meant; nothing without either."""
+    """Return a question that suggests the only name with this prefix, or else a similar name; empty if there is neither."""
     names = sorted(known)
     matches = [other for other in names if other.startswith(name)]
     if len(matches) != 1:

@@ -1,4 +1,4 @@
-"""`fewshot nearest`: the exact neighbours of embeddings in files."""
+"""`fewshot nearest`: finds the exact neighbours of embeddings in files."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from fewshot_callbacks.functional.retrieval.settings import memory_bytes
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.system.words import counted, verb
 
-# What excludes candidates, where both sets have it.
+# Columns that exclude candidates if both sets have them.
 EXCLUDING = ("ids", "groups")
 
 
 def run(options: Nearest) -> None:
-    """Search, write the file, and print what it has.
+    """Search, write the file, and print a summary.
 
     Raises:
-        ValueError: The options do not fit each other, or the files.
+        ValueError: The options conflict with each other or with the files.
     """
     if options.output is None:
-        raise InputError("nothing names the file to write. Pass -o truth.parquet, or -o truth.ivecs.")
+        raise InputError("the output file is missing. Pass -o truth.parquet, or -o truth.ivecs.")
     # The search may take hours, so a mistake is reported before it.
     check_name(options.output)
     refuse_input(options.output, "--output", (options.file, options.gallery))
@@ -64,7 +64,7 @@ def run(options: Nearest) -> None:
         chosen = _drawn_queries(options, all_queries, query_ids)
     journal = journal_of_search(options, processes, all_sets)
     if journal is not None and journal.goes_on and processes.rank == 0:
-        print(f"The search goes on from the state in {printable(options.resume)}.", file=sys.stderr)
+        print(f"Resuming the search from the state in {printable(options.resume)}.", file=sys.stderr)
     user_ids = UserIds(query_ids, query_ids if own["gallery"] is None else gallery_ids)
     arguments = _compared(own)
     about = {"similarity": options.similarity, "k": options.k, "version": __version__}
@@ -96,10 +96,10 @@ class StoredArray(NamedTuple):
 
 
 def _arrays_of(all_sets: list[StoredSets]) -> dict[str, StoredArray | None]:
-    """Return the array of each argument, for queries and gallery, their ids and groups; None if there is none.
+    """Return argument -> array, for queries, gallery, ids and groups; None for an array that does not exist.
 
     Raises:
-        ValueError: There is a file of the gallery, and a file with queries and a gallery.
+        ValueError: `--gallery` is passed, and a file already contains queries and a gallery.
     """
     names = ("queries", "gallery", *(f"{prefix}_{kind}" for prefix in ("query", "gallery") for kind in EXCLUDING))
     arrays = {name: StoredArray(all_sets[0], name) for name in names}
@@ -107,8 +107,8 @@ def _arrays_of(all_sets: list[StoredSets]) -> dict[str, StoredArray | None]:
         for sets in all_sets:
             if sets.gallery is not None:
                 raise InputError(
-                    f"{path_text(sets.file)} has queries and a gallery, and --gallery names another one. Leave out "
-                    "--gallery, or pass files of one set."
+                    f"{path_text(sets.file)} contains queries and a gallery, but --gallery is passed, too. Leave out "
+                    "--gallery, or pass files with one set."
                 )
         arrays["gallery"] = StoredArray(all_sets[1], "queries")
         arrays |= {f"gallery_{kind}": StoredArray(all_sets[1], f"query_{kind}") for kind in EXCLUDING}
@@ -116,18 +116,18 @@ def _arrays_of(all_sets: list[StoredSets]) -> dict[str, StoredArray | None]:
 
 
 def _compared(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the search: ids of only one of two sets exclude nothing, and are left out."""
+    """Return the arguments of the search. Ids that only one of two sets has exclude nothing, and are left out."""
     has_lone_ids = arrays["gallery"] is not None and (arrays["query_ids"] is None) != (arrays["gallery_ids"] is None)
     return {name: None if has_lone_ids and name.endswith("_ids") else values for name, values in arrays.items()}
 
 
 def _drawn_queries(options: Nearest, queries: int, ids: Any) -> Callable[[int], Int[Tensor, "drawn"]] | None:
-    """Return the function that returns the drawn queries; None if all are searched. Of each id, the first may be drawn.
+    """Return a function that returns the drawn queries; None if all queries are searched.
 
     Args:
         options: The options of the command.
         queries: Number of queries of all processes.
-        ids: The id of each of them; None without ids.
+        ids: The id of each query, or None. Only the first query of each id can be drawn.
     """
     if options.queries is None:
         return None
@@ -150,11 +150,11 @@ def _summary(options: Nearest, written: WrittenNeighbours) -> str:
         number = written.queries_with_ties
         lines.append(
             f"{counted(number, 'query')} {verb(number, 'has', 'have')} further items that are as near as the last "
-            "neighbour, which unlisted_ties counts."
+            "neighbour. The column unlisted_ties counts them."
         )
     if written.queries_with_fewer:
         number = written.queries_with_fewer
         lines.append(
-            f"{counted(number, 'query')} {verb(number, 'has', 'have')} fewer candidates: -1 and NaN fill the rest."
+            f"{counted(number, 'query')} {verb(number, 'has', 'have')} fewer candidates. -1 and NaN fill the rest."
         )
     return "\n".join(lines)

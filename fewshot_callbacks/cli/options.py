@@ -1,4 +1,4 @@
-"""The options of each command, as dataclasses: their types, defaults and meanings. Nothing here imports torch."""
+"""The options of each command as dataclasses, with their types, defaults and meanings. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Columns:
     """The names of the arrays or columns of one set; None for the usual name.
 
     Args:
-        embeddings: Array or column of the vectors of one set. By default embeddings; in files other than one .npz also the
-            only one with two axes.
-        labels: Array or column of the label of each row, by default labels; or a .npy file of all rows, as for the next
-            three.
-        ids: Array or column of the identity of each row, by default ids where there is one.
-        groups: Array or column of the group of each row, by default groups where there is one.
-        is_gallery: Array or column that says whether a row belongs to the gallery, and is no query; by default is_gallery.
-            Where there is none, each row is both.
+        embeddings: Array or column with the vectors, by default embeddings. Except in a single .npz file, the default is
+            also the only array with two axes, whatever its name.
+        labels: Array or column with the label of each row, by default labels. You can also pass a .npy file that covers all
+            rows; the same is true of --ids, --groups and --is_gallery.
+        ids: Array or column with the identity of each row, by default ids if it exists.
+        groups: Array or column with the group of each row, by default groups if it exists.
+        is_gallery: Array or column that is true for gallery items and false for queries, by default is_gallery. Without it,
+            each row is both a query and a gallery item.
     """
 
     embeddings: str | None = None
@@ -35,7 +35,7 @@ class Columns:
     is_gallery: str | None = None
 
     def passed(self) -> dict[str, str]:
-        """Return option -> the name, where one is passed."""
+        """Return option -> name, for the options that are passed."""
         return {name: column for name, column in asdict(self).items() if column is not None}
 
 
@@ -61,44 +61,43 @@ class Evaluate:
         paths        query_paths    gallery_paths   image files, for a report
         is_gallery                                  true: gallery; false: query
 
-    Vectors and labels are needed. With one set each item is a query against all others, unless is_gallery says which items
-    are which. The first item of each id is counted, and no query is compared with itself, by its id, or with an item of
-    its group. Labels of several for each item are zeros and ones. label_names are the names of the labels 0, 1, 2, ... in
-    a report.
+    Vectors and labels are required. In one set, each item is a query against all other items, unless is_gallery separates
+    queries from gallery items. Only the first item of each id counts. A query is never compared with its own id or with an
+    item of its group. Several labels per item are a matrix of zeros and ones. label_names contains the names of labels 0,
+    1, 2, ... for a report.
 
-    The metric J, the discriminant ratio of all rows, is computed where it is named beside one of the others.
+    To get the metric J, the discriminant ratio of all rows, name it together with at least one other metric.
 
     Args:
-        file: An .npz file, as numpy.savez writes it; or files of one set that are read piece by piece and may be larger
-            than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of these, or a glob in quotes.
-            Addresses such as s3://bucket/*.parquet are copied once to the folder that FEWSHOT_CALLBACKS_CACHE names, or
-            else to the cache folder of the user.
-        against: Embeddings of the same items in the same order, for instance by another model, or a report of them that
-            --save has written: shows which differences are significant.
-        dims: Numbers of dimensions, such as 64 256: shows what embeddings lose that are truncated to their first dimensions,
-            in the first of the metrics, and in recall@1 if it is one of them.
-        codes: int8, binary or both: the same for embeddings that are stored in a byte or a bit for each dimension, and for
-            truncated ones.
-        judgements: Judgements of relevance (qrels), in place of labels: a file with the four columns of TREC, or with
-            query, item and grade, as BEIR has them, with or without a heading. The ids are those of ids, or of query_ids
-            and gallery_ids.
-        unknown: What to do with judgements of ids that no row has: error, the default, or ignore, by which a relevant item
-            that is not in the gallery counts as never found.
-        at_least: The smallest relevant grade of judgements, by default 1; -l of trec_eval.
-        resume: A new or empty folder where the state of the evaluation is written about every minute, so that the same
-            command goes on from there after a kill; the state is removed at the end.
-        slices: Arrays or columns with an attribute of each row, such as camera: shows the first metric for the queries of
+        file: An .npz file, as numpy.savez writes it; or files with one set that are read piece by piece and may be larger
+            than memory: .npy, .npz, .parquet, .arrow, .feather or .safetensors, a folder of such files, or a glob in quotes.
+            Addresses such as s3://bucket/*.parquet are copied once, to the folder in FEWSHOT_CALLBACKS_CACHE or else to
+            your cache folder.
+        against: Embeddings of the same items in the same order, for example from another model, or a report that --save
+            has written. Shows which differences are significant.
+        dims: Numbers of dimensions, such as 64 256. Shows what embeddings lose when they are truncated to their first
+            dimensions, in the first metric and, if requested, in recall@1.
+        codes: int8, binary or both. Shows what embeddings lose with one byte or one bit per dimension, also when they are
+            truncated.
+        judgements: Relevance judgements (qrels) instead of labels: a file with the four columns of TREC, or with query, item
+            and grade as in BEIR, with or without a header. Its ids refer to ids, or to query_ids and gallery_ids.
+        unknown: How to treat judgements with ids that no row has. error, the default, stops. ignore counts a relevant item
+            that is missing from the gallery as never retrieved.
+        at_least: The smallest grade that counts as relevant, by default 1; -l in trec_eval.
+        resume: A new or empty folder. The state of the evaluation is written there about every minute, and the same command
+            resumes from it after a kill. The state is removed at the end.
+        slices: Arrays or columns with an attribute of each row, such as camera. Shows the first metric for the queries of
             each camera, the worst first.
-        require: What must hold, such as 'mAP >= 0.70', 'worst(camera) recall@1.high >= 0.6' or, with --against,
-            'gain(mAP).low >= 0'; may be passed several times. The exit status is 3 if one does not hold, with a line for
-            each that does not.
-        train: Embeddings of the training set by the same model: shows how many queries have a copy there, by their score or
-            by ids, and what each metric is without them.
-        duplicates_from: Lowest cosine of a copy, by default 0.98; for binary codes the lowest share of equal bits.
-        save: A file, such as june.report.npz, or an address, where the report is kept for 'fewshot compare'; a file of this
-            name is replaced.
+        require: A requirement, such as 'mAP >= 0.70', 'worst(camera) recall@1.high >= 0.6' or, with --against,
+            'gain(mAP).low >= 0'. You can pass it several times. If a requirement is not met, the exit status is 3, and each
+            failure is printed on its own line.
+        train: Embeddings of the training set from the same model. Shows how many queries have a copy there, by score or by
+            id, and each metric without these queries.
+        duplicates_from: Lowest cosine of a copy, by default 0.98; for binary codes, the lowest fraction of equal bits.
+        save: File or address where the report is saved for 'fewshot compare', such as june.report.npz. An existing file is
+            replaced.
         json: Print the report as JSON.
-        per_class: Print the means of each class, too.
+        per_class: Also print the mean of each class.
     """
 
     file: Path
@@ -117,7 +116,7 @@ class Evaluate:
     save: Path | None = None
     json: bool = False
     per_class: bool = False
-    # Tables name their intervals by 95 %.
+    # The headings of the tables contain 95 %.
     settings: RetrievalDefaults = field(default=RetrievalDefaults(), metadata={"hides": {"confidence"}})
 
 
@@ -130,23 +129,24 @@ class Nearest:
         fewshot nearest 'embeddings/*.parquet' -k 100 -o truth.parquet
         fewshot nearest queries.npy --gallery gallery.npy -k 100 --queries 10000 -o truth.parquet
 
-    Files and the names of their arrays are those of 'fewshot evaluate'; labels are not needed. Scores are exact. A .parquet
-    file has a row for each query: query is its row, indices are the rows of its neighbours, the closest first, and scores
-    their similarities in float64. tied marks neighbours whose score another candidate has, too, and unlisted_ties counts
-    those that are not listed. If the files have ids, query_id and ids are the same neighbours by their ids.
+    The command reads the same files and array names as 'fewshot evaluate', but needs no labels. Scores are exact. A
+    .parquet file has one row per query. The column query contains the row of the query, indices the rows of its neighbours,
+    closest first, and scores their similarities in float64. tied marks neighbours that share their score with another
+    candidate, and unlisted_ties counts the candidates with the last score that are not listed. If the files have ids,
+    query_id and ids contain the ids of the query and its neighbours.
 
     Args:
-        file: The queries: a file, a folder, a glob in quotes or an address. Without --gallery, they are also searched.
-        output: The file to write; a file of this name is replaced. Its ending is the format: .parquet, .ivecs (only rows, as
-            int32) or .fvecs (only scores, as float32).
-        gallery: Files of the items that are searched, where they are not in the file of the queries.
-        k: Number of neighbours of each query.
-        queries: Number of queries that are drawn; by default all.
-        seed: Seed by which they are drawn.
+        file: The queries: a file, a folder, a glob in quotes or an address. Without --gallery, the same items are searched.
+        output: The file to write; an existing file is replaced. Its extension sets the format: .parquet, .ivecs (only rows,
+            int32) or .fvecs (only scores, float32).
+        gallery: Files with the items to search, if they are not in the file of the queries.
+        k: Number of neighbours per query.
+        queries: Number of queries to draw at random; by default all.
+        seed: Seed for drawing queries.
         similarity: How embeddings are compared.
-        memory_mb: Memory budget beyond the embeddings that stay in memory, in MB; by default 512.
-        resume: A new or empty folder where the state of the search is written about every minute, so that the same command
-            goes on from there after a kill; the state is removed at the end.
+        memory_mb: Memory budget in MB, in addition to the embeddings that are kept in memory; by default 512.
+        resume: A new or empty folder. The state of the search is written there about every minute, and the same command
+            resumes from it after a kill. The state is removed at the end.
     """
 
     file: Path
@@ -165,27 +165,27 @@ class Nearest:
 class Report:
     """Write one self-contained HTML file about embeddings.
 
-    It shows metrics with intervals, an adjustable threshold, the weakest classes, the worst queries with the items
-    retrieved for them, items that may be mislabelled, and near duplicates. It opens in any browser.
+    The file shows metrics with intervals, an adjustable threshold, the weakest classes, the worst queries with the items
+    retrieved for them, items that may be mislabelled, and near duplicates. You can open it in any browser.
 
-    The .npz file holds embeddings and labels, and perhaps paths, ids, groups and label_names; or the arrays of queries and
-    of a gallery. 'fewshot evaluate --help' has the table of all names.
+    The .npz file contains embeddings and labels, and optionally paths, ids, groups and label_names; or the arrays of queries
+    and a gallery. 'fewshot evaluate --help' lists all names.
 
     Args:
         file: An .npz file, as numpy.savez writes it.
-        output: The HTML file to write; a file of this name is replaced. By default report.html, which replaces an earlier
-            report; where something else has that name, report-2.html and so on.
+        output: The HTML file to write; an existing file is replaced. By default report.html, if that does not exist or is an
+            earlier report, and otherwise report-2.html and so on.
         title: Title of the page.
-        images: Folder of the images of the items. With paths in the file, these are relative to this folder (by
-            default to the folder of the file). Otherwise its images are taken in the order of torchvision's ImageFolder:
-            folders sorted by name, files sorted in each; without folders, files sorted by name.
-        gallery_images: The same as --images for the gallery.
-        against: Embeddings of the same items in the same order, for instance by another model: shows which differences
+        images: Folder with the images of the items. If the file contains paths, they are relative to this folder, or
+            without --images to the folder of the file. If it contains no paths, the images are read in the order of
+            torchvision's ImageFolder: subfolders sorted by name, then files sorted by name.
+        gallery_images: Folder with the images of the gallery, as for --images.
+        against: Embeddings of the same items in the same order, for example from another model. Shows which differences
             are significant.
-        train: Embeddings of another split by the same model, such as the training set: finds near duplicates of both, and
-            what the first metric is without the queries that have one.
-        train_images: The same as --images for that split.
-        slices: Arrays with an attribute of each row, such as camera: shows the first metric for the queries of each camera,
+        train: Embeddings of another split from the same model, such as the training set. Finds near duplicates between both
+            splits, and shows the first metric without the queries that have one.
+        train_images: Folder with the images of that split, as for --images.
+        slices: Arrays with an attribute of each row, such as camera. Shows the first metric for the queries of each camera,
             the worst first.
     """
 
@@ -198,34 +198,34 @@ class Report:
     train: Path | None = None
     train_images: Path | None = None
     slices: Sequence[str] | None = None
-    # The searches of a report have the `memory_mb` of its evaluation.
+    # The searches of a report use the `memory_mb` of its evaluation.
     report: ReportDefaults = field(default=ReportDefaults(), metadata={"hides": {"memory_mb"}})
-    # A report shows single queries.
+    # A report shows individual queries.
     settings: RetrievalDefaults = field(default=RetrievalDefaults(), metadata={"hides": {"confidence", "max_queries"}})
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Evaluate verification on pairs that someone listed.
+    """Evaluate verification on a list of pairs.
 
-    It computes EER, minDCF, TAR at false match rates, and accuracy over folds. The list is LFW's pairs.txt or one of
-    VoxCeleb's, with --embeddings, or a table with commas between the columns score and same (1 or 0), and first, second
-    and fold if they are known.
+    It computes EER, minDCF, TAR at false match rates, and accuracy over folds. The list is LFW's pairs.txt or a VoxCeleb
+    list, together with --embeddings. It can also be a comma-separated table with the columns score and same (1 or 0), and
+    optionally first, second and fold.
 
     Args:
         file: The list of trials.
-        embeddings: An .npz file with the arrays embeddings and ids, the name of each item as the list has it.
+        embeddings: An .npz file with the arrays embeddings and ids. ids contains the name of each item as it is in the list.
         similarity: How embeddings are compared.
-        metrics: The keys of the metrics. There are eer, min_dcf@{p}, tar@far{p}, pair_auroc, accuracy and cllr. By
-            default eer, min_dcf@0.01, tar@far0.01, tar@far0.001, and accuracy where there are folds.
-        slices: Attributes, such as age: shows how often trials of each age are wrongly rejected and accepted at the
-            threshold of the first metric. A table of scores has the columns first_age and second_age, or only age; the file
-            of --embeddings has an array age.
+        metrics: Keys of the metrics: eer, min_dcf@{p}, tar@far{p}, pair_auroc, accuracy or cllr. By default eer,
+            min_dcf@0.01, tar@far0.01, tar@far0.001 and, if there are folds, accuracy.
+        slices: Attributes, such as age. Shows how often trials of each age are wrongly rejected and accepted at the
+            threshold of the first metric. A table of scores needs the columns first_age and second_age, or only age; the
+            --embeddings file needs an array age.
         miss_cost: Cost of a rejected target trial, for min_dcf.
         false_match_cost: Cost of an accepted non-target trial, for min_dcf.
-        figures: Folder where det.png and scores.png are written; figures of this command are replaced, other files of
-            these names refused.
-        report: HTML file to write, with figures and the worst mistakes; a file of this name is replaced.
+        figures: Folder where det.png and scores.png are written. Earlier figures of this command are replaced; other files
+            with these names are an error.
+        report: HTML file to write, with figures and the worst mistakes; an existing file is replaced.
         json: Print the report as JSON.
     """
 
@@ -243,24 +243,24 @@ class Trials:
 
 @dataclass(frozen=True)
 class Plan:
-    """Compute pairs, operations, memory and tiles of an exact evaluation before it is started.
+    """Predict the pairs, operations, memory and tiles of an exact evaluation before you start it.
 
     Args:
         queries: Number of queries, such as 158652 or 1e6.
-        files: Files of all items, a folder, or a glob in quotes, as fewshot evaluate reads them: their number and dimension
-            are found there, reading is timed.
-        embeddings: Array or column of the vectors in these files. By default embeddings, or the only one with two axes.
-        gallery: Number of gallery items; by default that of the queries, which are then also the gallery.
-        dim: Number of components of an embedding.
-        memory_mb: Memory budget beyond the embeddings, in MB; inf sets no limit.
-        max_queries: Queries that are drawn for an estimate; by default all.
+        files: Files with all items, a folder, or a glob in quotes, as for fewshot evaluate. The number of items and their
+            dimension are read from the files, and reading is timed.
+        embeddings: Array or column with the vectors in these files, by default embeddings or the only one with two axes.
+        gallery: Number of gallery items. By default the queries are also the gallery.
+        dim: Number of dimensions of an embedding.
+        memory_mb: Memory budget in MB, in addition to the embeddings; inf means no limit.
+        max_queries: Number of queries to draw for an estimate; by default all.
         dtype: Number format of the embeddings.
-        here: Measure how long the evaluation will take on this machine, with all default metrics: for about ten seconds,
-            smaller sets are evaluated. With --files they are drawn from the files, which need labels; reading is included
-            unless they are one .npz file.
-        labels: Array or column of the label of each row in these files, for --here; by default labels.
-        difficulty: How well embeddings are generated for --here without files: well-trained or hard; by default both, so
-            that the range covers them.
+        here: Measure how long the evaluation takes on this machine, with all default metrics. For about ten seconds, smaller
+            sets are evaluated. With --files they are drawn from the files, which need labels, and reading is included
+            unless the files are a single .npz file.
+        labels: Array or column with the label of each row in these files, for --here; by default labels.
+        difficulty: Embeddings to generate for --here without files: well-trained or hard. By default both, and the predicted
+            range covers both.
         json: Print the numbers as JSON.
     """
 
@@ -287,21 +287,21 @@ class Compare:
         fewshot compare runs/version_0 runs/version_1
         fewshot compare june.report.npz july.report.npz august.report.npz --metric mAP
 
-    It tests the best checkpoints of two runs on the same episodes, and compares how their optimiser steps moved the
-    embeddings (TrainingDynamicsMonitor), with the tests of the distance-ratio paper.
+    For two runs, the command tests both best checkpoints on the same episodes. It also compares how the optimiser steps
+    moved the embeddings (TrainingDynamicsMonitor), with the statistical tests of the distance-ratio paper.
 
-    'fewshot evaluate FILE --save REPORT' writes a report, and report.save in Python. Reports of the same queries are
-    compared query by query: two with a table of differences, three or more with a ranking by a metric.
+    To save a report, run 'fewshot evaluate FILE --save REPORT', or call report.save in Python. Reports on the same queries
+    are compared query by query. Two reports give a table of differences; three or more are ranked by a metric.
 
     Args:
         run: Folder of a run, such as runs/version_0 or s3://bucket/run, or its training_dynamics.json; or a saved report.
-        other_run: The same of the run, or the report, to compare with.
+        other_run: The run or report to compare with.
         others: Further saved reports.
-        names: A name for each run or report in the tables; by default the heads of runs and the names of files.
-        metric: Rank reports by this metric; by default mAP if there are three or more.
-        difference: Print how many classes a test set needs until a difference of this size in --metric shows, by default in
-            mAP; estimated from two reports.
-        test: Test both checkpoints; false compares only the steps.
+        names: A name for each run or report in the tables; by default the heads of the runs, or the names of the files.
+        metric: Rank the reports by this metric; by default mAP if there are three or more.
+        difference: Estimate from two reports how many classes a test set needs to detect a difference of this size in
+            --metric, by default in mAP.
+        test: Test both checkpoints; with false, only the steps are compared.
         json: Print the comparison as JSON.
     """
 
@@ -319,16 +319,16 @@ class Compare:
 class Demo:
     """Train three networks on characters drawn in many typefaces, and compare them on unseen classes.
 
-    Two are prototypical networks (softmax head, distance-ratio head), and one has average precision as its loss. They
-    are compared with random weights. The demo writes curves, logs and checkpoints.
+    Two are prototypical networks (softmax head and distance-ratio head). The third is trained with average precision as its
+    loss. All are compared with random weights. The demo writes curves, logs and checkpoints.
 
     Args:
         output: Folder to write; an earlier demo is replaced.
-        epochs: Training epochs of each network.
-        episodes: Training episodes, or batches, in an epoch.
-        test_episodes: Episodes of the comparison.
-        seed: Seed of weights, episodes and augmentation.
-        accelerator: Device to train on, as Lightning's Trainer names it: auto, cpu, gpu or mps.
+        epochs: Training epochs per network.
+        episodes: Training episodes, or batches, per epoch.
+        test_episodes: Number of test episodes.
+        seed: Seed for weights, episodes and augmentation.
+        accelerator: Accelerator for Lightning's Trainer: auto, cpu, gpu or mps.
     """
 
     output: Path = Path("demo")
@@ -341,32 +341,31 @@ class Demo:
 
 @dataclass(frozen=True)
 class SearchQualityOptions:
-    """Compare what an approximate index has found with exact search.
+    """Compare the results of an approximate index with exact search.
 
     Two examples:
 
         fewshot search-quality found.npy queries.npz --gallery gallery.npz
         fewshot search-quality found.ivecs queries.npy --gallery gallery.npy -k 10 100 --require 'search_recall@10 >= 0.95'
 
-    The index may be of any library. It shows recall@k, in which ties count as found, and the values that 5 % and 1 % of the
-    queries do not exceed. Where queries and gallery have labels, it shows what the index costs in recall@1 and mAP@k.
+    The index can come from any library. The command shows recall@k, where ties count as found, and its 5th and 1st
+    percentile over the queries. If queries and gallery have labels, it also shows the loss of recall@1 and mAP@k.
 
     Args:
-        found: What the index returned, a row for each query: a .npy file of indices of gallery items; an .npz or .parquet
-            file with the array or column found, indices, or only one with two axes; or .ivecs. -1 is an item that was not
-            found. If the gallery has ids, these are ids, too.
-        queries: Embeddings of the queries, or of queries and gallery, as fewshot evaluate reads them. Labels are not needed.
-        gallery: Embeddings of the gallery. By default the queries are searched among themselves, unless their file has a
-            gallery.
-        k: How many of the nearest items count, such as 10 100; by default as many as the index returned.
+        found: The results of the index, one row per query: a .npy file with indices of gallery items; an .npz or .parquet
+            file with an array or column named found or indices, or with only one array with two axes; or an .ivecs file.
+            -1 marks an item that was not found. If the gallery has ids, pass ids instead of indices.
+        queries: Embeddings of the queries, or of queries and gallery, as for fewshot evaluate. Labels are optional.
+        gallery: Embeddings of the gallery. By default the gallery in the file of the queries, or else the queries.
+        k: How many nearest items count, such as 10 100; by default as many as the index returned.
         within: Tolerance of the column 'within', relative to the score of the k-th nearest item.
-        stored: The rows of the gallery as the index has stored them, such as decoded codes: divides the loss into a part of
-            the codes and a part of the graph or lists.
-        stored_queries: The queries as the index compares them, if it encodes them, too.
-        similarity: What the index searches by.
-        memory_mb: Memory budget beyond the embeddings, in MB.
-        require: What must hold, such as 'search_recall@10 >= 0.95' or 'search_recall@10.low >= 0.95'; may be passed several
-            times. The exit status is 3 if one does not hold, with a line for each that does not.
+        stored: Gallery vectors as the index stores them, such as decoded codes. Splits the loss into a part from the codes
+            and a part from the graph or lists.
+        stored_queries: Query vectors as the index compares them, if it also encodes queries.
+        similarity: The similarity that the index uses.
+        memory_mb: Memory budget in MB, in addition to the embeddings.
+        require: A requirement, such as 'search_recall@10 >= 0.95' or 'search_recall@10.low >= 0.95'. You can pass it several
+            times. If a requirement is not met, the exit status is 3, and each failure is printed on its own line.
         json: Print the values as JSON.
     """
 
@@ -386,13 +385,13 @@ class SearchQualityOptions:
 
 @dataclass(frozen=True)
 class Warm:
-    """Compile the loops of this package now, which a first evaluation on a machine would compile.
+    """Compile the kernels now that the first evaluation on this machine would otherwise compile.
 
-    They are kept on the disk, in the folder that NUMBA_CACHE_DIR names, or else beside the installed package, or in the
-    cache of the user. A second call compiles nothing. The loops belong to the kind of processor that compiles them.
+    They are cached on disk: in the folder in NUMBA_CACHE_DIR, or else next to the installed package, or in your cache
+    folder. A second call compiles nothing. A different processor model needs its own cache.
 
     Args:
-        float64: Compile the loops of embeddings in float64, too, which take as long again.
+        float64: Also compile the kernels for float64 embeddings, which takes twice as long.
     """
 
     float64: bool = False
@@ -409,11 +408,11 @@ OPTIONS: dict[str, type] = {
     "demo": Demo,
     "warm": Warm,
 }
-"""Command -> the class of its own options."""
+"""Command -> the class of its options."""
 
 
 def options_of(owner: type) -> Iterator[tuple[type, Field[Any], Any]]:
-    """Yield the class, the field and the type of each option; a field with a class means the options of that class."""
+    """Yield the class, the field and the type of each option. A field that is a dataclass stands for its options."""
     types = get_type_hints(owner)
     for entry in fields(owner):
         kind = types[entry.name]
@@ -425,7 +424,7 @@ def options_of(owner: type) -> Iterator[tuple[type, Field[Any], Any]]:
 
 
 def metric_keys(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys in the words of `--metrics`, with spaces or commas between them, and perhaps in brackets.
+    """Return the keys in the words of `--metrics`, which may be separated by spaces or commas, or be in brackets.
 
     Examples:
         >>> metric_keys(["mAP,recall@1", "[eer, 'mrr']"])
@@ -434,14 +433,14 @@ def metric_keys(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(key for word in words for key in re.findall(r"[^\s,'\"()\[\]]+", word))
 
 
-# A keyword argument in a message, also alone in brackets, but not inside a call or as part of a longer name.
+# A keyword argument in a message, also the only one in brackets, but not inside a call or as part of a longer name.
 _KEYWORD = re.compile(r"(?<![^\s(])(?<!\S\()(?<!, )([a-z_]+)=('[^']*'|\([^()]*\)|[\w@.+-]*\w)?")
 
 _SAME_OPTION_TWICE = re.compile(r"(--\w+) (?:and|or) \1\b")
 
 
 def in_shell(text: str, command: str) -> str:
-    """Return a message of a function in the words of a shell: `k=5` becomes `--k 5`, if the command has `--k`.
+    """Return the message of a function with options instead of arguments: `--k 5` for `k=5`, if the command has `--k`.
 
     Examples:
         >>> in_shell("evaluate_retrieval: similarity='dott' is unknown.", "evaluate")
@@ -472,13 +471,13 @@ def in_shell(text: str, command: str) -> str:
 
 def _option_of_command(command: str, argument: str) -> str:
     """Return the option of a command that sets an argument; empty if no option does."""
-    # A column has labels, ids or groups of all rows, which may be queries and gallery items.
+    # One column contains the labels, ids or groups of queries and gallery items.
     name = re.sub("^(query|gallery)_", "", argument)
     return f"--{name}" if name in {field.name for _, field, _ in options_of(OPTIONS[command])} else ""
 
 
 def _option_of_training(argument: str) -> str:
-    """Return the option of `fewshot fit` and its like that sets an argument; empty if no option does."""
+    """Return the option of `fewshot fit`, `validate` or `test` that sets an argument; empty if no option does."""
     from fewshot_callbacks.cli.fit_mistakes import option_of_training  # noqa: PLC0415 - other commands need no Lightning
 
     return option_of_training(argument)

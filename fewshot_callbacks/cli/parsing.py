@@ -1,4 +1,4 @@
-"""Parsers of jsonargparse for the options of the commands, which take numbers and lists as people write them."""
+"""jsonargparse parsers for the options of the commands. They accept numbers and lists in the forms that people write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fewshot_callbacks.cli.mistakes import MistypedError, kinds_of, reason, unkn
 from fewshot_callbacks.cli.options import OPTIONS, metric_keys, options_of
 from fewshot_callbacks.errors import InputError
 
-# jsonargparse would ask for `--json true`, `--metrics [mAP,pair_f1]`, `--dims [64,256]` and `--names [a,b]`.
+# By default, jsonargparse expects `--json true`, `--metrics [mAP,pair_f1]`, `--dims [64,256]` and `--names [a,b]`.
 AS_TYPED: dict[str, dict[str, Any]] = {
     "float64": {"action": "store_true"},
     "json": {"action": "store_true"},
@@ -32,12 +32,12 @@ AS_TYPED: dict[str, dict[str, Any]] = {
     "others": {"nargs": "*", "type": Path, "default": ()},
 }
 SHORT = {"output": ["-o"], "k": ["-k"]}
-# Words that YAML spells in another way.
+# Words with a different spelling in YAML.
 YAML = {"none": "null", "auto": "auto", "inf": ".inf", "infinity": ".inf", "-inf": "-.inf", "nan": ".nan"}
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """jsonargparse's, with the paragraphs of a description. The lines of a table, which are indented, stay as they are."""
+    """jsonargparse's formatter, but it keeps paragraphs, and it does not wrap indented lines such as tables."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         filled = []
@@ -51,8 +51,8 @@ def parse(command: str, words: Sequence[str]) -> Any:
     """Return the options of a command: an instance of its class in `OPTIONS`.
 
     Raises:
-        MistypedError: If the words cannot be understood.
-        SystemExit: If they ask for help.
+        MistypedError: If the command line is invalid.
+        SystemExit: After printing the help.
     """
     owner = OPTIONS[command]
     types = {field.name: kind for _, field, kind in options_of(owner)}
@@ -68,7 +68,7 @@ def parse(command: str, words: Sequence[str]) -> Any:
 
 
 def _instance(owner: type, values: Mapping[str, Any]) -> Any:
-    """Return an instance of a class of options. A value goes to each class inside it that has a field of this name."""
+    """Return an instance of a class of options. A nested class gets the values of its fields, by name."""
     arguments = {field.name: values[field.name] for field in fields(owner) if field.name in values}
     for name, kind in get_type_hints(owner).items():
         if isinstance(kind, type) and is_dataclass(kind):
@@ -76,19 +76,19 @@ def _instance(owner: type, values: Mapping[str, Any]) -> Any:
     return owner(**arguments)
 
 
-# Python's strings have these characters for bytes of a name that is not UTF-8, and YAML refuses them. While
-# jsonargparse reads the words, characters for private use replace them.
+# Python represents bytes that are not UTF-8 by these characters, which YAML rejects. Private-use characters replace them
+# while jsonargparse reads the words.
 _BYTES = range(0xDC80, 0xDD00)
 _PRIVATE = 0xF0000
 
 
 def _encodable(word: str) -> str:
-    """Return a word with another character for each byte that is not UTF-8."""
+    """Return a word with a private-use character for each byte that is not UTF-8."""
     return word.translate({byte: byte + _PRIVATE for byte in _BYTES})
 
 
 def _as_given(value: Any) -> Any:
-    """Return a value with the bytes that `_encodable` has replaced."""
+    """Return a value with the bytes that `_encodable` replaced."""
     if isinstance(value, str):
         return value.translate({byte + _PRIVATE: byte for byte in _BYTES})
     if isinstance(value, Path):
@@ -99,7 +99,7 @@ def _as_given(value: Any) -> Any:
 
 
 def parser_of(command: str) -> ArgumentParser:
-    """Return the parser of a command. It raises an `ArgumentError` for words that it cannot take."""
+    """Return the parser of a command. It raises an `ArgumentError` for invalid words."""
     description = docstring_parser.parse(OPTIONS[command].__doc__ or "").description
     parser = ArgumentParser(
         prog=f"fewshot {command}",
@@ -115,8 +115,8 @@ def parser_of(command: str) -> ArgumentParser:
         meaning = next((entry.description or "" for entry in entries[owner] if entry.arg_name == field.name), None)
         if meaning is None:
             raise InputError(
-                f"the docstring of {owner.__name__} does not say what {field.name} is. Add a line to its Args, which is "
-                "the help of the option."
+                f"the docstring of {owner.__name__} does not describe {field.name}. Add an entry to its Args, which is the "
+                "help of the option."
             )
         # argparse interprets a single percent sign.
         meaning = meaning.replace("%", "%%")
@@ -132,7 +132,7 @@ def parser_of(command: str) -> ArgumentParser:
 
 
 def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
-    """Return a message about the first value that its option does not take; empty if all are valid."""
+    """Return a message about the first invalid value; empty if all are valid."""
     for option, value in values_of(words):
         kind = types.get(option)
         if kind is None or _as_typed(option, kind) != {"type": kind}:
@@ -143,12 +143,12 @@ def _refused_value(words: Sequence[str], types: Mapping[str, Any]) -> str:
 
 
 def _as_typed(name: str, kind: Any) -> dict[str, Any]:
-    """Return how an option is read. `-k` is one number for `nearest`, and several numbers for `search-quality`."""
+    """Return arguments of `add_argument`. `-k` takes one number in `nearest` and several in `search-quality`."""
     return {"type": kind} if kind is int else AS_TYPED.get(name, {"type": kind})
 
 
 def _accepts(kind: Any, word: str) -> bool:
-    """Return whether jsonargparse reads a word as a value of a type."""
+    """Return whether jsonargparse accepts a word as a value of a type."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=kind)
     try:
@@ -159,7 +159,7 @@ def _accepts(kind: Any, word: str) -> bool:
 
 
 def in_yaml(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line with the numbers as YAML spells them, for the options that take numbers."""
+    """Return the words of a command line, with numbers in YAML's spelling for the options that take numbers."""
     words_in_yaml: list[str] = []
     option = ""
     for word in words:
@@ -173,7 +173,7 @@ def in_yaml(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
 
 
 def as_yaml(word: str, kind: Any) -> str:
-    """Return a number, or a list of numbers, as YAML spells it; any word as it is for a type without numbers.
+    """Return a number, or a list of numbers, in YAML's spelling; other words unchanged.
 
     Examples:
         >>> [as_yaml(word, int | None) for word in ("1e6", "158,652", "5", "none")]
@@ -195,7 +195,7 @@ def as_yaml(word: str, kind: Any) -> str:
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """Yield a type and the types that it is made of."""
+    """Yield a type and its type arguments, recursively."""
     yield kind
     for part in get_args(kind):
         yield from _parts(part)
@@ -208,10 +208,10 @@ def _number_as_yaml(word: str) -> str:
         number = float(word)
     except ValueError:
         return word
-    # PyTorch and NumPy have no larger whole numbers.
+    # PyTorch and NumPy have no larger integers.
     if not number.is_integer() or abs(number) >= 2**63:
         return repr(number)
     try:
         return str(int(word))
-    except ValueError:  # such as 1e6; an integer keeps its last digit, which a float loses from 2^53 on
+    except ValueError:  # such as 1e6; integers are read directly above, since a float is inexact from 2^53 on
         return str(int(number))

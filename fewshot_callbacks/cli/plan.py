@@ -1,4 +1,4 @@
-"""`fewshot plan`: what an evaluation will cost."""
+"""`fewshot plan`: predicts the memory and time of an evaluation."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
 
-# The time of an evaluation of one set, in matrix products of all pairs, from easy sets to hard ones:
-# docs/research/measurements.md.
+# The time of an evaluation of one set, divided by the time of one matrix product of all pairs, for easy and hard sets
+# (docs/research/measurements.md).
 USUAL_RATIOS = (0.4, 2.0)
-# A gallery in files is read to check rows, to score relevant pairs, to compare all pairs in bytes, and perhaps once more.
+# A gallery in files is read to check rows, to score relevant pairs and to compare all pairs in int8, some of it again.
 READS = 5
-READING = "while they are compared: the longer of both counts; less where a quarter of the budget holds them"
-# The largest number of components of the rows whose product is timed.
+READING = "while they are compared, so the longer time counts; fewer if they fit into a quarter of the budget"
+# The largest dimension of the timed matrix product.
 LONGEST_ROWS = 4096
-# The number of bytes that are read to measure the speed of reading.
+# Bytes that are read to measure the speed of reading.
 TIMED_BYTES = 2**26
 
 
 class Sizes(NamedTuple):
-    """The sizes of the sets of a plan. The gallery is None if all items are queries."""
+    """The sizes of the sets of a plan. `gallery` is None if the queries are also the gallery."""
 
     queries: int
     gallery: int | None
@@ -55,20 +55,20 @@ class Sizes(NamedTuple):
 
 
 class PlannedFiles(NamedTuple):
-    """The files of a plan, and which of their vectors are those of all items."""
+    """The files of a plan."""
 
-    # the name of the vectors of all items, or of the gallery; None to find it
+    # the name of the array with all vectors, or with the gallery; None to find it
     embeddings: str | None
     listed: ListedShards
 
     @property
     def bytes_to_fetch(self) -> int:
-        """The bytes of the remote files that this machine has no copy of."""
+        """The bytes of the remote files without a local copy."""
         sizes = zip(self.listed.files, self.listed.sizes(), strict=True)
         return sum(size or 0 for file, size in sizes if isinstance(file, RemoteFile))
 
     def as_values(self, plan: EvaluationPlan) -> dict[str, float | None]:
-        """Return plain values for JSON. The speed of reading is None before all files are on this machine."""
+        """Return plain values for JSON. The speed of reading is None unless all files are on this machine."""
         speed = None
         if all(isinstance(file, Path) for file in self.listed.files):
             shards = Shards(self.listed, embeddings=self.embeddings)
@@ -81,7 +81,7 @@ def run(options: Plan) -> None:
     """Print the plan.
 
     Raises:
-        ValueError: Sizes are missing, or given together with files; or as `Shards` and `plan_evaluation` do.
+        ValueError: Sizes are missing, or passed together with files; or as `Shards` and `plan_evaluation` do.
     """
     _refuse_options_of_here(options)
     files = None
@@ -112,7 +112,7 @@ def run(options: Plan) -> None:
 
 
 def _add_reading(table: Table, read: Mapping[str, float | None]) -> None:
-    """Add rows on what is fetched and read, given the values for JSON; none without files."""
+    """Add the rows about fetching and reading. `read` contains the values for JSON, and is empty without files."""
     if read.get("bytes_to_fetch"):
         meaning = "once, before the evaluation; each process fetches its own files"
         table.add_row("copies of remote files", _bytes(read["bytes_to_fetch"] or 0), meaning)
@@ -124,14 +124,16 @@ def _add_reading(table: Table, read: Mapping[str, float | None]) -> None:
 
 
 def _refuse_options_of_here(options: Plan) -> None:
-    """Refuse options that change nothing."""
+    """Raise an error for options without effect."""
     for name, value in (("labels", options.labels), ("difficulty", options.difficulty)):
         if value is not None and not options.here:
-            raise InputError(f"--{name} is for --here, which measures the time. Add --here, or leave out --{name}.")
+            raise InputError(
+                f"--{name} only applies to --here, which measures the time. Add --here, or leave out --{name}."
+            )
     if options.difficulty is not None and options.files is not None:
-        raise InputError("--difficulty is for embeddings that are generated. Leave it out beside --files.")
+        raise InputError("--difficulty only applies to generated embeddings. Leave it out with --files.")
     if options.labels is not None and options.files is None:
-        raise InputError("--labels names labels in files. Pass --files, or leave it out.")
+        raise InputError("--labels only applies to --files. Pass --files, or leave out --labels.")
 
 
 def _measured(plan: EvaluationPlan, options: Plan) -> MeasuredEvaluation:
@@ -143,16 +145,18 @@ def _measured(plan: EvaluationPlan, options: Plan) -> MeasuredEvaluation:
     missing = sets.missing("labels")
     if missing:
         raise InputError(
-            f"{options.files} holds no {' and no '.join(map(repr, missing))}, which --here needs. Name the labels with "
-            "--labels, or pass --queries and --dim in place of --files, which measures generated embeddings."
+            f"{options.files} has no {' and no '.join(map(repr, missing))}, which --here needs. Pass their name to "
+            "--labels, or replace --files by --queries and --dim, which measures generated embeddings."
         )
     return measure_evaluation(plan, sets.queries, sets.get("query_labels"), sets.gallery, sets.get("gallery_labels"))
 
 
 def _planned_files(files: str, options: Plan) -> PlannedFiles:
-    """Return the files of all items, or of the gallery if a file has two sets; print notes on them."""
+    """Return the files of all items, or of the gallery if a file has two sets, and print notes about them."""
     if options.dim is not None or options.gallery is not None:
-        raise InputError("--files says how many items of which dimension there are. Leave out --dim and --gallery.")
+        raise InputError(
+            "--files already determines the number and dimension of the items. Leave out --dim and --gallery."
+        )
     listed = list_shards(files)
     print_notes(listed.notes)
     listed = listed._replace(files=listed.fetched()) if options.here else listed.with_copies()
@@ -173,7 +177,7 @@ def _sizes_of_files(files: PlannedFiles, options: Plan) -> Sizes:
 
 
 def reading_speed(shards: Shards) -> float:
-    """Return the rows per second that are read from the middle of the files and converted, measured now."""
+    """Return the measured rows per second of reading and converting, in the middle of the files."""
     rows = max(1, min(len(shards), int(TIMED_BYTES / (4 * shards.shape[1]))))
     start = (len(shards) - rows) // 2
     started = time.perf_counter()
@@ -182,14 +186,14 @@ def reading_speed(shards: Shards) -> float:
 
 
 def product_speed(dim: int) -> float:
-    """Return the floating-point operations per second of a float32 matrix product on this machine, measured now."""
-    import torch  # noqa: PLC0415 - the plan as JSON needs none
+    """Return the measured floating-point operations per second of a float32 matrix product on this machine."""
+    import torch  # noqa: PLC0415 - a plan as JSON does not need it
 
-    # The time per operation does not grow with longer rows, and rows with many components would not fit into memory.
+    # The time per operation does not grow with the dimension, and very long rows would not fit into memory.
     dim = min(dim, LONGEST_ROWS)
     left = torch.randn(1024, dim)
     right = torch.randn(4096, dim)
-    # The best of three products is taken: the first one also starts threads and touches new memory.
+    # The best of three counts, since the first product also starts threads and touches new memory.
     best = math.inf
     for _ in range(3):
         started = time.perf_counter()
@@ -233,39 +237,37 @@ def _table(
 
 
 def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation | None) -> tuple[str, str]:
-    """Return the range of the time of an evaluation, and the origin of the range."""
+    """Return the predicted range of the time of an evaluation, and how it was obtained."""
     if measured is None:
         low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
-        return f"{low} to {high}", "as multiples of it were measured, from easy to hard; --here measures it"
+        return f"{low} to {high}", "from measured multiples of one product, for easy to hard sets; --here measures it"
     low, high = _duration(measured.low_seconds), _duration(measured.high_seconds)
     times = low if low == high else f"{low} to {high}"
     if not measured.is_extrapolated:
-        return times, "measured on this machine just now, with all default metrics"
+        return times, "measured now on this machine, with all default metrics"
     largest = max(measured.samples, key=lambda sample: sample.gallery)
-    meaning = (
-        f"on this machine, from {counted(largest.queries, 'query')} against {counted(largest.gallery, 'item')} just now"
-    )
+    meaning = f"extrapolated from {counted(largest.queries, 'query')} against {counted(largest.gallery, 'item')}"
     return times, meaning
 
 
 def _memory(plan: EvaluationPlan, memory_mb: float | None) -> tuple[str, str]:
-    """Return the bytes of memory beyond the embeddings, and their purpose."""
+    """Return the bytes of memory in addition to the embeddings, and their purpose."""
     if memory_mb == math.inf:
-        return _bytes(plan.needed_bytes), "counters and tiles; more makes it faster, and there is no limit"
+        return _bytes(plan.needed_bytes), "counters and tiles; no limit"
     if plan.memory_bytes < plan.least_bytes:
         meaning = (
-            f"the least that this evaluation takes: the budget of {_bytes(plan.memory_bytes)} cannot be kept. Pass "
+            f"the minimum of this evaluation, which exceeds the budget of {_bytes(plan.memory_bytes)}. Pass "
             f"--memory_mb {math.ceil(plan.least_bytes / 1e6)}"
         )
         return _bytes(plan.least_bytes), meaning
     size = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}"
-    return size, "counters and tiles, of the budget; the rest makes it faster"
+    return size, "counters and tiles; the rest of the budget makes it faster"
 
 
 def _embeddings(plan: EvaluationPlan, sizes: Sizes, place: str) -> tuple[str, str]:
-    """Return the bytes of the embeddings, and a description of them. One set is counted once."""
+    """Return the bytes of the embeddings, and a description. One set counts once."""
     if sizes.gallery is None:  # one set
-        meaning = f"one set, of queries that are the gallery, too, in {sizes.dtype}{place}"
+        meaning = f"one set, both queries and gallery, in {sizes.dtype}{place}"
         return _bytes(plan.gallery_bytes), meaning
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
     return both, f"queries and gallery in {sizes.dtype}{place}"

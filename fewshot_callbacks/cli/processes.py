@@ -1,4 +1,4 @@
-"""The processes that torchrun or srun has started for one evaluation, and the files and the rows of each."""
+"""The processes that torchrun or srun has started for one evaluation, and the files and rows of each process."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from fewshot_callbacks.system.words import counted
 
 T = TypeVar("T")
 
-# Processes read files of their own if none of them then has more than this many times the mean number of queries.
+# Each process reads its own files unless a process would have more than this many times the mean number of queries.
 MOST_QUERIES = 1.5
 
 
 def joined_processes() -> Processes:
-    """Return the processes that torchrun or Slurm's srun has started, after joining them.
+    """Join the processes that torchrun or Slurm's srun has started, and return them.
 
     Raises:
-        ValueError: Slurm's variables do not fit each other.
+        ValueError: Slurm's variables contradict each other.
     """
-    # The script of a Slurm job, outside srun, is one process, whatever the job starts.
+    # Outside srun, the script of a Slurm job is a single process.
     if "WORLD_SIZE" not in os.environ and {"SLURM_NTASKS", "SLURM_STEP_ID"} <= set(os.environ):
         join_slurm()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ALONE
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
-        # torch warns at the exit if nobody has done so. Commands end in many places.
+        # torch warns at exit if the group was not destroyed, and commands end in many places.
         atexit.register(torch.distributed.destroy_process_group)
-    if torch.cuda.is_available():  # `--device cuda` is a different device in each process of a node
+    if torch.cuda.is_available():  # `--device cuda` must be a different device in each process of a node
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return all_processes()
 
 
 def join_slurm() -> None:
-    """Set the variables of torch.distributed from Slurm's variables, as Lightning reads them."""
+    """Set the environment variables of torch.distributed from Slurm's variables, as Lightning reads them."""
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # noqa: PLC0415 - takes a second
 
     try:
@@ -70,7 +70,7 @@ def read_in_all(processes: Processes, read: Callable[[], T]) -> T:
     """Return what this process reads, after every process has read. *Collective*.
 
     Raises:
-        ValueError: A process could not read. The error is that of the first such process, and the same in every process.
+        ValueError: A process could not read. All processes raise the error of the first such process.
     """
     if processes.count == 1:
         return read()
@@ -90,21 +90,21 @@ def list_in_all(file: Path, processes: Processes) -> ListedShards:
     """Return the files of a set, which are the same in every process. *Collective*.
 
     Raises:
-        ValueError: There are none, or a process finds other files than process 0; the same in every process.
+        ValueError: There are no files, or a process finds other files than process 0. All processes raise it.
     """
     listed = read_in_all(processes, lambda: list_shards(file))
     if processes.count == 1:
         return listed
     sizes = read_in_all(processes, listed.sizes)
-    # Each machine may have the files in a folder of its own.
+    # The folder may have another path on each machine.
     names_and_sizes = [(file.name, size) for file, size in zip(listed.files, sizes, strict=True)]
     digest = hashlib.sha256(repr(names_and_sizes).encode()).hexdigest()[:8]
     by_rank = processes.gather(f"{counted(len(sizes), 'file')} (digest of names and sizes {digest})")
     for rank, of_rank in enumerate(by_rank):
         if of_rank != by_rank[0]:
             raise InputError(
-                f"{path_text(file)}: process 0 finds {by_rank[0]}, and process {rank} finds {of_rank}. Put the same files "
-                "on every machine."
+                f"{path_text(file)}: process 0 finds {by_rank[0]}, but process {rank} finds {of_rank}. Copy the same files "
+                "to every machine."
             )
     return listed
 
@@ -119,17 +119,17 @@ def files_of_process(listed: ListedShards, processes: Processes) -> ListedShards
 class OpenedShards(NamedTuple):
     """The shards that a process has opened."""
 
-    # one for each request
+    # one per request
     shards: list[Shards]
-    # whether they have the rows of this process, and not all rows
+    # whether they contain only the rows of this process
     is_part: bool
 
 
 def open_shards(listed: ListedShards, requests: Sequence[Mapping[str, Any]], processes: Processes) -> OpenedShards:
-    """Return the shards of some requests. Each process opens only its own files where that is possible. *Collective*.
+    """Return the shards of each request. Each process opens only its own files if possible. *Collective*.
 
     All processes open all files if there are fewer files than processes, if a process would have many more queries than the
-    others, or if only a reader of all files sees whether the files fit together.
+    others, or if all files must be read to find out whether they are compatible.
 
     Args:
         listed: All files.
@@ -137,7 +137,7 @@ def open_shards(listed: ListedShards, requests: Sequence[Mapping[str, Any]], pro
         processes: All processes.
 
     Raises:
-        ValueError: As `Shards` does; the same in every process.
+        ValueError: As `Shards` does. All processes raise it.
     """
     if 1 < processes.count <= len(listed.files):
         parts = [_open_part(listed, request, processes) for request in requests]
@@ -151,8 +151,8 @@ def open_shards(listed: ListedShards, requests: Sequence[Mapping[str, Any]], pro
 def _open_part(listed: ListedShards, request: Mapping[str, Any], processes: Processes) -> Shards | None:
     """Return the shards of the files of this process. *Collective*.
 
-    The result is None, in every process, if the files of a process hold no rows, or if only a reader of all files sees
-    whether the files fit together.
+    The result is None in every process if the files of a process have no rows, or if all files must be read to find out
+    whether they are compatible.
     """
     own = files_of_process(listed, processes)
     arguments: dict[str, Any] = dict(request)
@@ -172,7 +172,7 @@ def _open_part(listed: ListedShards, request: Mapping[str, Any], processes: Proc
 
 
 def _shards_or_none(files: ListedShards, arguments: Mapping[str, Any]) -> Shards | None:
-    """Return shards; None if they have no rows."""
+    """Return the shards; None if they have no rows."""
     try:
         return Shards(files, **arguments)
     except EmptyFilesError:
@@ -182,13 +182,13 @@ def _shards_or_none(files: ListedShards, arguments: Mapping[str, Any]) -> Shards
 def _rows_of_columns(
     columns: Mapping[str, str], listed: ListedShards, all_rows: int, rows: slice
 ) -> dict[str, NDArray[Any]]:
-    """Return some rows of columns that are `.npy` files of all rows.
+    """Return argument -> the requested rows of its column.
 
     Args:
-        columns: Argument -> the path of its files.
+        columns: Argument -> the path of `.npy` files that cover all rows.
         listed: All files of the vectors.
-        all_rows: Number of rows in them.
-        rows: Which rows are returned.
+        all_rows: Number of rows in these files.
+        rows: The requested rows.
     """
     return {
         argument: join_column(read_own_files(column, argument), argument, listed.files, all_rows)[rows]
@@ -199,7 +199,7 @@ def _rows_of_columns(
 def _forms_of(shards: Shards) -> str | None:
     """Return a description of the types of vectors and columns, which must be the same in all files.
 
-    It is None if a word is not in Unicode's composed form: the files of another process may spell it differently.
+    It is None if a word is not in Unicode's composed form, since the files of another process may spell it differently.
     """
     forms = [f"{shards.shape[1]} {shards.dtype}"]
     for kind in KINDS:
@@ -224,9 +224,9 @@ def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processe
 
     Args:
         queries: All queries.
-        arguments: The arguments for all queries and gallery items, including `gallery`; names of gallery arrays begin
-            so.
-        processes: All processes. Each has neighbouring rows, about as many as the others.
+        arguments: The arguments for all queries and gallery items, including `gallery`. The names of gallery arrays begin
+            with `gallery`.
+        processes: All processes. Each gets contiguous rows, and about equally many.
     """
     query_rows = _rows_of_process(len(queries), processes)
     gallery_rows = query_rows
@@ -245,17 +245,17 @@ def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processe
 
 
 def own_rows(values: Any, processes: Processes) -> Any:
-    """Return the rows of this process of an array with all rows, as `part_of_process` divides them."""
+    """Return the rows of this process, divided as in `part_of_process`."""
     return _take_rows(values, _rows_of_process(len(values), processes))
 
 
 def _rows_of_process(rows: int, processes: Processes) -> slice:
-    """Return the rows of this process: neighbours, and about as many as in other processes."""
+    """Return the contiguous rows of this process, about as many as in other processes."""
     return slice(rows * processes.rank // processes.count, rows * (processes.rank + 1) // processes.count)
 
 
 def _take_rows(values: Any, rows: slice) -> Any:
-    """Return neighbouring rows of an array, a list or rows on disk. Rows on disk stay there."""
+    """Return contiguous rows of an array, a list or rows on disk. Rows on disk are not read."""
     if isinstance(values, Shards | RowSubset):
         mask = np.zeros(len(values), bool)
         mask[rows] = True
@@ -264,5 +264,5 @@ def _take_rows(values: Any, rows: slice) -> Any:
 
 
 def _indices(rows: slice) -> NDArray[np.int64]:
-    """Return the indices of neighbouring rows."""
+    """Return the indices of the rows of a slice."""
     return np.arange(rows.start, rows.stop)

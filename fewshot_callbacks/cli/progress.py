@@ -1,4 +1,4 @@
-"""The bar of finished pairs that long commands show."""
+"""The progress bar of long commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def progress_bar(*, is_wanted: bool) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
     )
-    # In a file or a pipe a bar would be control characters.
+    # A bar writes control characters, which do not belong in a file or a pipe.
     is_hidden = not is_wanted or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
         task = bar.add_task("pairs", total=None)

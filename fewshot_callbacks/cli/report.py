@@ -1,4 +1,4 @@
-"""`fewshot report`: embeddings and images in, one HTML file out."""
+"""`fewshot report`: writes one HTML file about embeddings and their images."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(options: Report) -> None:
     settings = from_keywords(evaluate_retrieval, asdict(options.settings))
     report = evaluate_sets(*inputs_of(sets), settings)
     other = None if other_sets is None else _model(other_sets, options, settings)
-    # The name is chosen again, since another program may have taken it during the evaluation.
+    # Another program may have taken the name during the evaluation.
     output = _output(options.output)
     written = write_report(
         output,
@@ -65,20 +65,20 @@ def run(options: Report) -> None:
     for sentence in written.omissions:
         console.print(note(in_shell(sentence, "report")), soft_wrap=True)
     if options.output is None and output != UNNAMED:
-        fact = f"{UNNAMED} holds something that this command has not written, and is left as it is."
+        fact = f"{UNNAMED} exists and was not written by this command, so it was not replaced."
         console.print(note(f"{fact} To replace it, pass -o {UNNAMED}."), soft_wrap=True)
 
 
 def _refuse_several_labels(sets: StoredSets) -> None:
     if sets.have_several_labels():
         raise InputError(
-            f"a report shows items with one label each, and the labels of {sets.file} have shape "
-            f"{sets.arrays['query_labels'].shape}. For several labels for each item use fewshot evaluate."
+            f"a report needs one label per item, but the labels of {sets.file} have shape "
+            f"{sets.arrays['query_labels'].shape}. Use fewshot evaluate for several labels per item."
         )
 
 
 def _output(path: Path | None) -> Path:
-    """Return the path of `-o`, or else a name that is free or replaces a report."""
+    """Return the path of `-o`, or by default a name that is free or belongs to an earlier report."""
     return free_path(UNNAMED, is_report) if path is None else path
 
 
@@ -88,7 +88,7 @@ def _summary(report: RetrievalReport) -> str:
 
 
 def _model(sets: StoredSets, options: Report, settings: RetrievalSettings) -> Model:
-    """Return the other model of the report: its evaluation, and its embeddings of the same items."""
+    """Return the evaluation and the embeddings of the model of `--against`."""
     queries, gallery = _items_of_both(sets, options)
     return Model(evaluate_sets(*inputs_of(sets), settings), queries, gallery, sets.file.stem)
 
@@ -109,15 +109,15 @@ def _training_items(sets: StoredSets, file: Path, options: Report) -> ReportItem
     """Return the items of `--train`.
 
     Raises:
-        ValueError: The file has two sets, or embeddings of another dim than `sets`.
+        ValueError: The file has two sets, or embeddings with another dim than `sets`.
     """
     train = load_one_set(file)
     dim = np.shape(sets.queries)[-1]
     train_dim = np.shape(train.queries)[-1]
     if dim != train_dim:
         raise InputError(
-            f"{options.file} holds embeddings of {dim} components, {file} of {train_dim}. Embed both splits with "
-            "the same model."
+            f"{options.file} has embeddings with {dim} components, but {file} has embeddings with {train_dim}. Embed both "
+            "splits with the same model."
         )
     return _items(train, "query", "training items", options.train_images, options)
 
@@ -133,7 +133,7 @@ def _items(sets: StoredSets, side: str, name: str, images: Path | None, options:
         options: The options of the command.
 
     Raises:
-        ValueError: If the report would replace one of the images.
+        ValueError: The report would replace one of the images.
     """
     embeddings = sets.gallery if side == "gallery" else sets.queries
     files = _files(sets, side, len(embeddings), images)
@@ -155,26 +155,22 @@ def _items(sets: StoredSets, side: str, name: str, images: Path | None, options:
 
 
 def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list[Path] | None:
-    """Return the image file of each item; None if no files are named.
+    """Return the image file of each item of a side ("query" or "gallery"); None if there are no images.
 
-    Args:
-        sets: The sets of a file.
-        side: "query" or "gallery".
-        items: Number of items of this side.
-        folder: The folder of the images; None for the folder of the file.
+    `items` is the number of items of the side. `folder` is None for the folder of the file.
     """
     if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder. Pass the folder that holds the images.")
+        raise InputError(f"{folder} is not a folder. Pass the folder that contains the images.")
     name = f"{side}_paths"
     paths = sets.get(name)
     if paths is not None:
         files = _inside(sets.file.parent if folder is None else folder, paths, sets.file)
-        found = f"{sets.name_in_file(name)!r} of {sets.file} holds {len(files):,} files"
+        found = f"{sets.name_in_file(name)!r} in {sets.file} lists {len(files):,} files"
     elif folder is not None:
         images = find_images(folder)
         files = images.files
         skipped = images.describe_skipped()
-        found = f"{folder} holds {len(files):,} images" + (f" ({skipped})" if skipped else "")
+        found = f"{folder} contains {len(files):,} images" + (f" ({skipped})" if skipped else "")
         if skipped:
             print(f"note: {printable(folder)}: {skipped}.", file=sys.stderr)
     else:
@@ -182,29 +178,29 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
     if len(files) != items:
         kind = "gallery items" if side == "gallery" else "embeddings"
         raise InputError(
-            f"{found}, and {sets.file} {items:,} {kind}. Save {sets.name_in_file(name)!r} with the embeddings, the file of "
-            "each in the same order."
+            f"{found}, but {sets.file} contains {items:,} {kind}. Save {sets.name_in_file(name)!r} with the embeddings: the "
+            "image file of each item, in the same order."
         )
     return files
 
 
 def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
-    """Return the files that an .npz file names. All are inside the folder of the images.
+    """Return the image files that an .npz file lists. All are inside the folder of the images.
 
-    A report shows the named files, and the author of the .npz file may not be the person who shares the report.
+    The person who shares a report may not be the author of the .npz file, which could list private files.
 
     Raises:
-        ValueError: A path leads out of the folder: it is absolute, or has `..`, or a link on it does.
+        ValueError: A path leads out of the folder: it is absolute, or contains `..` or a link that does.
     """
     names = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
     for name in names:
         if not _lies_in(base, name):
             raise InputError(
-                f"{file} names the image {name!r}, which does not lie in {base}. Pass the folder that holds all of them "
+                f"{file} lists the image {name!r}, which is outside of {base}. Pass the folder that contains all images "
                 "with --images, --gallery_images or --train_images."
             )
     files = [base / name for name in names]
-    # A disk may spell a name differently, and have a link under that name.
+    # The disk may spell a name differently, and this spelling may be a link.
     on_disk = {
         path: spelling
         for path, spelling in paths_on_disk(files, base).items()
@@ -214,15 +210,15 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
 
 
 def _lies_in(base: Path, path: str | Path) -> bool:
-    """Return whether a path leads to something in a folder; links on it are followed."""
+    """Return whether a path is inside a folder after following its links."""
     folder = os.path.realpath(base)
     try:
         target = os.path.realpath(os.path.join(folder, path))
         return target != folder and os.path.commonpath([folder, target]) == folder
-    except ValueError:  # an impossible name, or one of another drive
+    except ValueError:  # an invalid name, or another drive
         return False
 
 
 def _below(path: Path, base: Path) -> str:
-    """Return the name of a file below the folder of the images."""
+    """Return the path of a file relative to the folder of the images."""
     return str(path.relative_to(base)) if path.is_relative_to(base) else path.name

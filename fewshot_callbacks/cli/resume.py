@@ -1,4 +1,4 @@
-"""The state of `--resume`: it belongs to the files as they are, and to the settings."""
+"""The journal of `--resume`. It is only valid for unchanged files and settings."""
 
 from __future__ import annotations
 
@@ -19,23 +19,18 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.files.journal import Journal
 from fewshot_callbacks.storage.shard_files import file_stamp, list_shards
 
-# The arrays of vectors, which may be larger than memory.
+# These arrays may be larger than memory.
 VECTORS = ("queries", "gallery")
 
 
 def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[StoredSets]) -> Journal | None:
-    """Return the journal of an evaluation, which belongs to these files and settings; None without `--resume`.
+    """Return the journal of an evaluation of these files with these settings; None without `--resume`.
 
-    Each process describes what it reads. Vectors are known by the sizes and times of their files, since a digest of them
-    would take as long as a pass over files that are larger than memory. The other arrays are known by their content.
-
-    Args:
-        options: The options of the command.
-        processes: The processes that evaluate together.
-        all_sets: The sets of each file.
+    Each process describes what it reads. Files of vectors are identified by size and modification time, since hashing them
+    takes as long as a pass over them. Other arrays are identified by their content.
 
     Raises:
-        ValueError: The folder has the state of another evaluation, or other files, in any process.
+        ValueError: In any process, the folder contains the state of another evaluation, or other files.
     """
     if options.resume is None:
         return None
@@ -64,7 +59,7 @@ def journal_of_search(options: Nearest, processes: Processes, all_sets: Sequence
 def _description(
     settings: Mapping[str, object], columns: Columns, processes: Processes, all_sets: Sequence[StoredSets]
 ) -> dict[str, Any]:
-    """Return all that a result depends on, or the tiles in which states are counted."""
+    """Return everything that the result, or the division into tiles, depends on."""
     description: dict[str, Any] = {
         "files": " and ".join(str(sets.file) for sets in all_sets),
         "processes": processes.count,
@@ -87,7 +82,7 @@ def _description(
 
 
 def _stamps_of(files: Sequence[Path]) -> str:
-    """Return a text that changes if one of the files is rewritten: sizes, the latest time, and a digest of all of them."""
+    """Return a text that changes if a file is rewritten: total size, latest time, and a digest of all sizes and times."""
     stamps = [(str(file), *file_stamp(file)) for file in files]
     size = sum(stamp[1] for stamp in stamps)
     last_written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(stamp[2] for stamp in stamps) / 1e9))
@@ -107,6 +102,6 @@ def _digest_of_files(files: Sequence[Path]) -> str:
 def _digest_of_array(values: Any) -> str:
     array = np.ascontiguousarray(values)
     content = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    # The bytes of an array of objects, such as words of any length, are addresses.
+    # The bytes of an array of objects are memory addresses.
     content.update(json.dumps(array.tolist(), default=str).encode() if array.dtype.hasobject else array.tobytes())
     return content.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The files of a run of `fewshot fit`: its configuration, how far it was trained, the steps it measured, its checkpoints."""
+"""The files of a run of `fewshot fit`: configuration, training record, measured steps and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RECORD = "training.json"
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How far a run was trained; written whenever an epoch ends, and at the end.
+    """The progress of a run, written after each epoch and at the end.
 
     Args:
-        epochs: Number of epochs that have ended.
+        epochs: Number of completed epochs.
         steps: Number of optimiser steps in these epochs.
-        max_epochs: Number of epochs that were requested.
-        ended: Whether the training came to its end: all epochs, or a callback that stopped it.
-        head: Head of a ProtoNet, which distinguishes two runs.
+        max_epochs: Requested number of epochs.
+        ended: Whether the run completed all epochs, or was stopped by a callback.
+        head: Head of a ProtoNet, the default name of a run in comparisons.
     """
 
     epochs: int
@@ -35,15 +35,15 @@ class TrainingRecord:
     head: str | None
 
     def save(self, folder: Location) -> None:
-        """Write the record into the folder of the run."""
+        """Write the record to the folder of the run."""
         write_file(join_location(folder, RECORD), (json.dumps(asdict(self)) + "\n").encode())
 
     @classmethod
     def of(cls, folder: Location) -> TrainingRecord | None:
-        """Return the record of a run; None if there is none, or it is damaged."""
+        """Return the record of a run; None if it is missing or damaged."""
         try:
             return cls._read(read_file(join_location(folder, RECORD)))
-        # Another version may have written other fields, which is a TypeError.
+        # A TypeError means that another version has written other fields.
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
@@ -61,16 +61,16 @@ class TrainingRecord:
 
 
 def best_checkpoint(run: Location) -> Location | None:
-    """Return the checkpoint that stands for a run; None without one.
+    """Return the best checkpoint of a run; None without checkpoints.
 
-    It is the newest file whose name begins with `best`: a second training into one folder writes `best-v1.ckpt`. If there
-    is no such file, it is the newest that begins with `last`, or else the newest of all.
+    It is the newest file with a name that begins with `best`, since a second run in the same folder writes `best-v1.ckpt`.
+    Otherwise it is the newest file that begins with `last`, or else the newest of all.
     """
     if isinstance(run, str):
         time_of: dict[Location, Any] = times_at_address(posixpath.join(run, "**/*.ckpt"))
     else:
         time_of = {file: file.stat().st_mtime for file in checkpoints_below(run)}
-    for beginning in ("best", "last", ""):  # every name begins with the empty word
+    for beginning in ("best", "last", ""):
         candidates = [file for file in time_of if PurePath(file).name.startswith(beginning)]
         if candidates:
             return max(candidates, key=lambda file: time_of[file])
@@ -78,9 +78,9 @@ def best_checkpoint(run: Location) -> Location | None:
 
 
 def checkpoints_below(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder and the folders in it, sorted.
+    """Return the checkpoints in a folder and its subfolders, sorted.
 
-    Left out are files that systems make, such as the `._best.ckpt` of a Mac, and links that lead nowhere.
+    Broken links and files that operating systems create, such as `._best.ckpt` on a Mac, are skipped.
     """
     return [
         file

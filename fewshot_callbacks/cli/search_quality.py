@@ -1,4 +1,4 @@
-"""`fewshot search-quality`: what an approximate index has found, compared with exact search of stored embeddings."""
+"""`fewshot search-quality`: compares the results of an approximate index with exact search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fewshot_callbacks.storage.formats import FORMATS
 from fewshot_callbacks.system.terminal import printable
 from fewshot_callbacks.system.words import counted
 
-# The names of found lists in files with several arrays.
+# The names of the result lists in files with several arrays.
 NAMES = ("found", "indices")
 
 
@@ -58,15 +58,15 @@ def run(options: SearchQualityOptions) -> int:
 
 
 def read_found_lists(file: Path) -> NDArray[Any]:
-    """Return found lists from a file, (queries, columns).
+    """Return (queries, columns) the result lists in a file.
 
     Raises:
-        ValueError: If the file is none of these, damaged, or has no such array.
+        ValueError: The file has another format, is damaged, or has no such array.
     """
     path = local_copy(file)
     if not path.is_file():
         raise InputError(
-            f"{path_text(file)} does not exist, or is no file. Pass a .npy, .npz, .parquet or .ivecs file."
+            f"{path_text(file)} does not exist, or is not a file. Pass a .npy, .npz, .parquet or .ivecs file."
         )
     suffix = path.suffix.lower()
     if suffix == ".ivecs":
@@ -87,29 +87,30 @@ def _name_of_lists(file: Path, arrays: FileArrays) -> str:
     named = [name for name in NAMES if name in matrices] or matrices
     if len(named) != 1 and not set(named) & set(NAMES):
         raise InputError(
-            f"{file} has the arrays {', '.join(map(repr, arrays))}, and {len(matrices)} of them have two axes. Name the one "
-            "with the lists 'found'."
+            f"{file} has the arrays {', '.join(map(repr, arrays))}, and {len(matrices)} of them have two axes. Name the "
+            "array with the lists 'found'."
         )
     return named[0]
 
 
 def _read_ivecs(file: Path) -> NDArray[np.int32]:
-    """Return the rows of an .ivecs file, each of which begins with its length."""
+    """Return the rows of an .ivecs file. In the file, each row begins with its length."""
     numbers = np.fromfile(file, "<i4")
     width = int(numbers[0]) + 1 if len(numbers) else 0
     if width < 2 or len(numbers) % width or (numbers[::width] != width - 1).any():
         raise InputError(
-            f"{file} is no .ivecs file of lists of one length: each row is its length and its items, of 4 bytes each."
+            f"{file} is not an .ivecs file with lists of equal length. Write each row as its length and then its items, all "
+            "as 4-byte integers."
         )
     rows: NDArray[np.int32] = numbers.reshape(-1, width)[:, 1:]
     return rows
 
 
 def _lists_of_process(file: Path, queries: int, processes: Processes) -> NDArray[Any]:
-    """Return the found lists of the queries of this process. *Collective*.
+    """Return the result lists of the queries of this process. *Collective*.
 
     Raises:
-        ValueError: As `read_found_lists` does, and if there is not one list for each query of all processes.
+        ValueError: As `read_found_lists` does, or the number of lists differs from the number of queries.
     """
     found = read_found_lists(file)
     if processes.count == 1:
@@ -117,8 +118,8 @@ def _lists_of_process(file: Path, queries: int, processes: Processes) -> NDArray
     by_process: list[int] = processes.gather(queries)
     if len(found) != sum(by_process):
         raise InputError(
-            f"{path_text(file)} has {len(found):,} lists, and there are {counted(sum(by_process), 'query')}. Write one list "
-            "for each query, in the order of the queries."
+            f"{path_text(file)} has {len(found):,} lists for {counted(sum(by_process), 'query')}. Write one list per query, "
+            "in the order of the queries."
         )
     first = sum(by_process[: processes.rank])
     return found[first : first + queries]
@@ -135,10 +136,10 @@ def _sets_of(options: SearchQualityOptions, processes: Processes) -> dict[str, A
     arguments = {name: sets.rows_of_process(name, processes) for name in ("queries", "gallery", *names)}
     if options.gallery is not None:
         if sets.gallery is not None:
-            raise InputError(f"{path_text(options.queries)} has a gallery already. Leave out --gallery.")
+            raise InputError(f"{path_text(options.queries)} already contains a gallery. Leave out --gallery.")
         gallery = read(options.gallery, options.columns)
         if gallery.gallery is not None:
-            raise InputError(f"{path_text(options.gallery)} holds queries and a gallery, and one set is needed.")
+            raise InputError(f"{path_text(options.gallery)} contains queries and a gallery. Pass a file with one set.")
         arguments["gallery"] = gallery.rows_of_process("queries", processes)
         for name in names:
             if name.startswith("gallery"):
@@ -151,18 +152,19 @@ def _sets_of(options: SearchQualityOptions, processes: Processes) -> dict[str, A
 
 
 def _leave_out_lone(arguments: dict[str, Any]) -> None:
-    """Leave out labels that only one of two files has: without them, no metrics of labels are compared."""
+    """Remove labels that only one of two files has, since the label metrics need the labels of both."""
     pair = ("query_labels", "gallery_labels")
     if any(arguments[name] is None for name in pair):
         arguments.update(dict.fromkeys(pair))
 
 
 def _readable(text: str) -> Requirement:
-    """Return a requirement; refuse what only reports of evaluations have."""
+    """Return a requirement; slices and gains are refused, since only evaluations have them."""
     requirement = read_requirement("search_quality", text)
     if requirement.attribute is not None or requirement.is_gain:
         raise InputError(
-            f"{text!r} cannot be checked: there are no slices and no gains. Write such as 'search_recall@10 >= 0.95'."
+            f"{text!r} cannot be checked, since search-quality has no slices and no gains. Write, for example, "
+            "'search_recall@10 >= 0.95'."
         )
     return requirement
 

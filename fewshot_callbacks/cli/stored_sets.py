@@ -1,4 +1,4 @@
-"""Reads the queries and the gallery of files of embeddings; docs/evaluate/files.md lists the names of their arrays."""
+"""Reads queries and gallery from files of embeddings. docs/evaluate/files.md lists the names of the arrays."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from fewshot_callbacks.storage.heads import array_axes
 from fewshot_callbacks.system.terminal import print_notes
 from fewshot_callbacks.system.words import counted
 
-# Array of a file with one set -> its name in a file with two, which is the name of an argument of `evaluate_retrieval`.
-# Only reports read the paths.
+# Array of a file with one set -> its name in a file with two sets, which is an argument of `evaluate_retrieval`. Only
+# reports read the paths.
 QUERY_NAMES = {
     "embeddings": "queries",
     "labels": "query_labels",
@@ -43,36 +43,36 @@ GALLERY_NAMES = {
     "groups": "gallery_groups",
     "paths": "gallery_paths",
 }
-# The array of one set that marks the rows of the gallery.
+# The array that marks gallery items in a file with one set.
 IS_GALLERY = "is_gallery"
 ONE_SET = (*QUERY_NAMES, IS_GALLERY)
 TWO_SETS = (*QUERY_NAMES.values(), *GALLERY_NAMES.values())
-# The array, in both forms, of the names of labels 0, 1, 2, ...
+# The array with the names of labels 0, 1, 2, ..., in files of both kinds.
 LABEL_NAMES = "label_names"
-# Name that is not read -> what to do about it.
+# Name that is not read -> the fix.
 LOOKALIKES = {
     "query_embeddings": "rename it to 'queries'",
     "gallery_embeddings": "rename it to 'gallery'",
     "is_query": "write its opposite as 'is_gallery'",
 }
-# Similarity of two names if one is a misspelling of the other: `id` and `ids` have 0.8.
+# Names at least this similar count as misspellings: `id` and `ids` have 0.8.
 ALIKE = 0.8
 
 
 @dataclass(frozen=True)
 class StoredSets:
-    """The queries of a file of embeddings, and its gallery; only the queries if it has one set.
+    """The queries and the gallery of a file of embeddings; only queries if it has one set.
 
     Args:
         file: The file, a folder or a glob.
-        arrays: Argument of `evaluate_retrieval` -> a NumPy array, (items,) or (items, labels), never a list; paths are
-            called `query_paths` and `gallery_paths`. An array that the file lacks is not a key. Vectors, (items, dim),
-            may be rows on disk.
-        has_names_of_two: Whether the file names its arrays as arrays of two sets.
-        label_names: (labels,) the name of each label 0, 1, 2, ...; None if the file has none.
-        slices: Attribute -> its value for each query, (queries,).
-        paths: The files that this process reads; of addresses their copies.
-        whole: Function that returns the sets with all rows, if these have only the rows of this process; else None.
+        arrays: Argument of `evaluate_retrieval` -> a NumPy array, (items,) or (items, labels), never a list. Paths are
+            called `query_paths` and `gallery_paths`. Missing arrays are not keys. Vectors, (items, dim), may be rows on
+            disk.
+        has_names_of_two: Whether the names in the file are the names for two sets.
+        label_names: (labels,) the name of each label 0, 1, 2, ...; None if the file has no names.
+        slices: Attribute -> (queries,) its value for each query.
+        paths: The files that this process reads; local copies of remote files.
+        whole: Function that returns the sets with all rows; None if these are already all rows.
     """
 
     file: Path
@@ -85,7 +85,7 @@ class StoredSets:
 
     @property
     def is_part(self) -> bool:
-        """Whether these are the rows of one of several processes, and not all rows."""
+        """Whether these are only the rows of this process."""
         return self.whole is not None
 
     @property
@@ -99,41 +99,37 @@ class StoredSets:
         return self.arrays.get("gallery")
 
     def get(self, name: str) -> Any:
-        """Return an array by the name of the argument; None if the file lacks it."""
+        """Return the array of an argument; None if the file does not have it."""
         return self.arrays.get(name)
 
     def name_in_file(self, name: str) -> str:
-        """Return the usual name of an array in a file of this form."""
+        """Return the default name of the array of an argument in this kind of file."""
         if self.has_names_of_two:
             return name
         names_of_one = {other: usual for names in (QUERY_NAMES, GALLERY_NAMES) for usual, other in names.items()}
         return names_of_one[name]
 
     def rows_of_process(self, name: str, processes: Processes) -> Any:
-        """Return this process's rows of an array by the name of the argument; None if the file lacks it."""
+        """Return this process's rows of the array of an argument; None if the file does not have it."""
         values = self.arrays.get(name)
         if values is None or self.is_part or processes.count == 1:
             return values
         return own_rows(values, processes)
 
     def column_of_all(self, name: str, processes: Processes) -> NDArray[Any]:
-        """Return a column of all rows by the name of the argument; empty if the file lacks it. *Collective*."""
+        """Return all rows of the column of an argument; empty if the file does not have it. *Collective*."""
         values = np.asarray(self.arrays.get(name, ()))
         return processes.joined(values) if self.is_part else values
 
     def missing(self, kind: str) -> list[str]:
-        """Return the arrays that the file lacks, by their names in the file.
-
-        Args:
-            kind: What each query and each gallery item needs, such as "labels".
-        """
+        """Return the names of the missing arrays for something that each item needs, such as "labels"."""
         needed = [QUERY_NAMES[kind]]
         if self.gallery is not None:
             needed.append(GALLERY_NAMES[kind])
         return list(dict.fromkeys(self.name_in_file(name) for name in needed if name not in self.arrays))
 
     def have_several_labels(self) -> bool:
-        """Return whether the items have several labels each: zeros and ones, (items, labels)."""
+        """Return whether the labels are (items, labels) zeros and ones, for several labels per item."""
         shape = np.shape(self.arrays.get("query_labels", ()))
         return len(shape) == 2 and shape[1] > 1
 
@@ -141,20 +137,19 @@ class StoredSets:
 def read_sets(
     file: Path, columns: Columns, needed: Sequence[str], slices: Sequence[str] = (), processes: Processes = ALONE
 ) -> StoredSets:
-    """Return the sets of an .npz file; of other files all but the vectors, which stay there. *Collective*.
+    """Return the sets of a file. Only the vectors of an .npz file are read into memory. *Collective*.
 
-    Each of several processes reads files of its own if the set has enough files; otherwise it reads all files.
+    If there are enough files, each process reads its own files. Otherwise every process reads all files.
 
     Args:
-        file: The file, a folder or a glob; or the address of one.
+        file: A file, a folder or a glob, or an address.
         columns: The names of its arrays or columns.
         needed: What each item needs in addition to its vector, such as "labels".
         slices: The arrays or columns of attributes.
         processes: The processes that read the sets together.
 
     Raises:
-        ValueError: As `load_sets` and `Shards` do, and if there are no labels although they are needed; the same in every
-            process.
+        ValueError: As `load_sets` and `Shards` do, or needed labels are missing. All processes raise it.
     """
     passed = columns.passed()
     is_glob = glob.has_magic(str(file)) and (is_address(file) or not file.is_file())
@@ -166,19 +161,14 @@ def read_sets(
 def _read_columns(
     file: Path, columns: Mapping[str, str], needed: Sequence[str], slices: Sequence[str], processes: Processes
 ) -> StoredSets:
-    """Return the sets of files with one set. The vectors stay in the files. *Collective*.
+    """Return the sets of files with one set, without reading the vectors into memory. *Collective*.
 
-    Args:
-        file: The file, a folder or a glob.
-        columns: Option -> the name of an array or column, where one is passed. Others have their usual names.
-        needed: What each item needs in addition to its vector, such as "labels".
-        slices: The arrays or columns of attributes.
-        processes: The processes that read the sets together.
+    `columns` is option -> name, for the options that are passed. The other arguments are as in `read_sets`.
     """
     listed = list_in_all(file, processes)
     axes = read_in_all(
         processes,
-        # The first file shows the names for all processes.
+        # All processes use the names in the first file.
         lambda: array_axes(files_of_process(listed, processes).fetched()[0]) if processes.rank == 0 else {},
     )
     axes = processes.gather(axes)[0]
@@ -197,7 +187,7 @@ def _read_columns(
     shards = opened.shards[0]
     if "labels" in needed and shards.labels is None:
         raise InputError(
-            f"{path_text(file)}: nothing says where the labels are. Pass --labels with the name of an array or column, or "
+            f"{path_text(file)} has no array or column named 'labels'. Pass the name of the labels to --labels, or pass "
             "--judgements."
         )
     unread = [name for name in axes if name not in (*columns.values(), *slices)]
@@ -212,7 +202,7 @@ def _read_columns(
 
 
 def _sets_of_shards(file: Path, shards: Shards) -> StoredSets:
-    """Return the queries and the gallery of shards, and their columns."""
+    """Return the queries, the gallery and their columns."""
     queries, gallery, arrays = with_stored_arrays("evaluate_retrieval", shards, None, {}, labelled=True)
     arrays |= {"queries": queries, "gallery": gallery}
     stored = {name: values for name, values in arrays.items() if values is not None}
@@ -231,8 +221,8 @@ def load_sets(
         has_options: Whether the command has options for the names of arrays, such as `--labels NAME`.
 
     Raises:
-        ValueError: The file is not such a file, mixes the names of one set and of two, or lacks an array; the message
-            lists its arrays.
+        ValueError: The file is not an .npz file, mixes the names for one set and for two sets, or lacks an array. The
+            message lists its arrays.
     """
     file = local_copy(file)
     how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
@@ -244,7 +234,7 @@ def load_sets(
     single_values = [name for name in (*known_names, LABEL_NAMES) if name in held and held[name].ndim == 0]
     if single_values:
         raise InputError(
-            f"{' and '.join(map(repr, single_values))} of {file} is a single value, not one for each item. {how}"
+            f"{' and '.join(map(repr, single_values))} in {file} is a single value, not one value per item. {how}"
         )
     unread = [name for name in held if name not in slices]
     _print_on_first_process(_notes_on_unread(file, unread, known_names, has_options=has_options))
@@ -264,26 +254,26 @@ def load_sets(
 
 
 def _refuse_missing_attribute(file: Path, names: Iterable[str], attribute: str) -> None:
-    """Refuse a file that lacks the array or column of an attribute."""
+    """Raise an error if a file does not have the array or column of an attribute."""
     if attribute not in names:
         known = ", ".join(map(repr, names))
         raise InputError(
-            f"{path_text(file)} holds {known}, but not {attribute!r}. Pass --slices with one of these names."
+            f"{path_text(file)} contains {known}, but not {attribute!r}. Pass one of these names to --slices."
         )
 
 
 def _where(file: Path, name: str, values: NDArray[Any], mask: NDArray[np.bool_], other: str) -> NDArray[Any]:
-    """Return the chosen values of an attribute of all rows; `mask` has an entry for each value of the array `other`."""
+    """Return the values of an attribute where `mask` is true. `mask` belongs to the array `other`."""
     if len(values) != len(mask):
         raise InputError(
-            f"{file} holds {len(values):,} {name} and {len(mask):,} entries of {other!r}. Save one for each item."
+            f"{file} has {len(values):,} entries of {name} and {len(mask):,} of {other!r}. Save one entry per item."
         )
     chosen: NDArray[Any] = values[mask]
     return chosen
 
 
 def load_one_set(file: Path, needed: Sequence[str] = ("labels",), slices: Sequence[str] = ()) -> StoredSets:
-    """Return the set of an .npz file; the arguments are those of `load_sets`.
+    """Return the set of an .npz file. The arguments are as in `load_sets`.
 
     Raises:
         ValueError: The file has queries and a gallery, or as `load_sets` does.
@@ -291,25 +281,24 @@ def load_one_set(file: Path, needed: Sequence[str] = ("labels",), slices: Sequen
     sets = load_sets(file, needed, slices)
     if sets.gallery is not None:
         raise InputError(
-            f"{file} holds queries and a gallery, and one set is needed. Write it with "
+            f"{file} contains queries and a gallery, but one set is needed. Write it with "
             f"numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
         )
     return sets
 
 
 def first_of_each_id(sets: StoredSets) -> StoredSets:
-    """Return one set with the first item of each id; two sets as they are.
+    """Return one set with the first item of each id; two sets unchanged.
 
     Raises:
-        ValueError: There are more or fewer ids than items, or values of an attribute.
+        ValueError: The number of ids differs from the number of items or of values of an attribute.
     """
     ids = sets.get("query_ids")
     if ids is None or sets.gallery is not None:
         return sets
     if len(ids) != len(sets.queries):
         raise InputError(
-            f"the file holds {counted(len(ids), 'id')} and {counted(len(sets.queries), 'embedding')}. Write one id for "
-            "each item."
+            f"the file has {counted(len(ids), 'id')} for {counted(len(sets.queries), 'embedding')}. Write one id per item."
         )
     mask = are_first(ids)
     arrays = {name: take_where(values, mask) for name, values in sets.arrays.items()}
@@ -318,14 +307,14 @@ def first_of_each_id(sets: StoredSets) -> StoredSets:
 
 
 def are_first(ids: Any) -> NDArray[np.bool_]:
-    """Return which items are the first of their id."""
+    """Return (items,) whether each item is the first with its id."""
     mask = np.zeros(len(ids), bool)
     mask[np.unique(ids, return_index=True)[1]] = True
     return mask
 
 
 def take_where(values: Any, mask: NDArray[np.bool_]) -> Any:
-    """Return the chosen rows of an array, or of rows on disk, which stay there."""
+    """Return the rows where `mask` is true. Rows on disk are not read."""
     if isinstance(values, Shards | RowSubset):
         return RowSubset(values, mask)
     return values[mask]
@@ -345,26 +334,26 @@ def _needed_names(needed: Sequence[str], *, has_names_of_two: bool) -> list[str]
 
 
 def _refuse_missing(file: Path, held: Iterable[str], needed: Sequence[str], how: str, *, has_options: bool) -> None:
-    """Refuse a file that lacks an array."""
+    """Raise an error if a file lacks an array."""
     missing = [name for name in needed if name not in held]
     if not missing:
         return
     if "gallery" in needed:
-        fix = "Name the arrays so when saving; a file with one set has embeddings and labels."
+        fix = "Use these names when you save the file. A file with one set has embeddings and labels."
     elif has_options:
         options = " and ".join(f"--{name}" for name in needed)
         fix = (
-            f"Pass {options} with their names, or name the arrays so when saving. For queries and gallery in two files, "
-            f"write one with queries, query_labels, gallery and gallery_labels. {how}"
+            f"Pass their names to {options}, or use these names when you save the file. If queries and gallery are in two "
+            f"files, write one file with queries, query_labels, gallery and gallery_labels. {how}"
         )
     else:
-        fix = f"Name the arrays when saving. {how}"
+        fix = f"Use these names when you save the file. {how}"
     names = ", ".join(map(repr, held)) or "nothing"
-    raise InputError(f"{file} holds {names}, but not {' and '.join(map(repr, missing))}. {fix}")
+    raise InputError(f"{file} contains {names}, but not {' and '.join(map(repr, missing))}. {fix}")
 
 
 def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
-    """Refuse a file that names some arrays as arrays of one set, and others as arrays of two."""
+    """Raise an error if a file mixes the names for one set and the names for two sets."""
     of_one = [name for name in names if name in ONE_SET]
     of_two = [name for name in names if name in TWO_SETS]
     if not of_one or not of_two:
@@ -375,15 +364,15 @@ def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
         names_of_one = {other: usual for usual, other in QUERY_NAMES.items()}
         fix = _renames({name: names_of_one[name] for name in of_two}, held=names)
     raise InputError(
-        f"{file} mixes names of a file with one set ({', '.join(map(repr, of_one))}) and names of a file with two "
+        f"{file} mixes names for one set ({', '.join(map(repr, of_one))}) and names for two sets "
         f"({', '.join(map(repr, of_two))}). {fix}"
     )
 
 
 def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
-    """Return sentences on which arrays to rename and which to leave out.
+    """Return sentences that list which arrays to rename and which to leave out.
 
-    `new_names` maps each name to its name in the other form, or to None. A new name in `held` is taken.
+    `new_names` is name -> the new name, or None if there is none. A new name in `held` is already taken.
     """
     renames = []
     superfluous = []
@@ -401,25 +390,25 @@ def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
 
 
 def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str]) -> None:
-    """Refuse an .npz file with two sets if it is read by the names of columns, which are names of one set.
+    """Raise an error for an .npz file with two sets if it is read as a file with one set.
 
-    `columns` has option -> the name of an array, for each option that is passed.
+    `columns` is option -> the name of an array, for the options that are passed.
     """
     of_two = [name for name in names if name in TWO_SETS and name not in columns.values()]
     if not of_two or "embeddings" in columns:
         return
     if columns:
-        fix = f"Leave out {' and '.join(f'--{name}' for name in columns)}, and name the arrays as --help says."
+        fix = f"Leave out {' and '.join(f'--{name}' for name in columns)}, and use the names in --help."
     else:
         fix = f"Save one set, with {IS_GALLERY!r} true for the items of the gallery."
     raise InputError(
-        f"{file} holds {', '.join(map(repr, of_two))}, as a file with two sets does. Such a file is read alone, and without "
-        f"options for its arrays. {fix}"
+        f"{file} contains {', '.join(map(repr, of_two))}, so it has two sets. Such a file cannot be combined with other "
+        f"files or with options for array names. {fix}"
     )
 
 
 def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, has_options: bool) -> list[str]:
-    """Return a note on each array that is not read, but has a name similar to an array that is read."""
+    """Return a note for each array that is not read although its name is similar to a known name."""
     notes = []
     for name in names:
         if name in (*known, LABEL_NAMES):
@@ -433,15 +422,15 @@ def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, 
             fix = f"pass --{similar[0]} {name}"
         else:
             fix = f"rename it to {similar[0]!r}"
-        notes.append(f"{file} holds {name!r}, which is not read; {fix} if it is to be")
+        notes.append(f"{file} contains {name!r}, which is not read; {fix} to read it")
     return notes
 
 
 def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one set, divided into queries and gallery by the array `is_gallery`.
+    """Return the arrays of one set, divided into queries and gallery by `is_gallery`.
 
     Raises:
-        ValueError: Not every array has a value for each item, or `is_gallery` has anything but booleans.
+        ValueError: An array does not have one value per item, or `is_gallery` is not boolean.
     """
     is_gallery = as_booleans(held[IS_GALLERY])
     arrays: dict[str, NDArray[Any]] = {}
@@ -450,8 +439,8 @@ def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
             continue
         if len(held[name]) != len(is_gallery):
             raise InputError(
-                f"{file} holds {len(held[name]):,} {name} and {len(is_gallery):,} entries of {IS_GALLERY!r}. Save one for "
-                "each item."
+                f"{file} has {len(held[name]):,} {name} and {len(is_gallery):,} entries of {IS_GALLERY!r}. Save one entry "
+                "per item."
             )
         arrays[query_name] = held[name][~is_gallery]
         arrays[GALLERY_NAMES[name]] = held[name][is_gallery]
@@ -459,23 +448,23 @@ def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
 
 
 def _load_npz(file: Path, how: str) -> dict[str, NDArray[Any]]:
-    """Return all arrays of an .npz file; messages add `how` to write one.
+    """Return all arrays of an .npz file. Messages end with `how`, which explains how to write one.
 
     Raises:
-        ValueError: The file is not such a file, or is damaged.
+        ValueError: The file does not exist, is not an .npz file, or is damaged.
     """
     if not file.exists():
         raise InputError(f"{file} does not exist. {how}")
-    # `np.load` would open a single array as well. For any other file its message would mention pickles.
+    # `np.load` would also open a single array, and its message for other files suggests pickles.
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise InputError(f"{file} is not an .npz file of plain arrays. {how}")
     arrays: dict[str, NDArray[Any]] = {}
     try:
-        # A pickle can run any code, and files of embeddings are shared.
+        # A pickle can run any code, and people share files of embeddings.
         with np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
                 arrays[name] = _plain_array(archive, name)
-    except OSError:  # the disk failed, not the content
+    except OSError:  # an error of the disk, not of the content
         raise
     except Exception as error:  # zipfile, zlib and NumPy document no error class for a damaged file
         cause = " ".join(str(error).split()) or type(error).__name__
@@ -490,7 +479,7 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
     except Exception as error:
         raise InputError(f"{name}: {error}") from error
     if not isinstance(array, np.ndarray):  # NumPy returns bytes if the header of an array is missing
-        raise InputError(f"{name} is no array")
-    # PyTorch takes no other byte order.
+        raise InputError(f"{name} is not an array")
+    # PyTorch does not support other byte orders.
     native: NDArray[Any] = array.astype(array.dtype.newbyteorder("="), copy=False)
     return native

@@ -1,4 +1,4 @@
-"""Tables of evaluations for a screen."""
+"""Tables of evaluations for the terminal."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fewshot_callbacks.functional.verification import SliceRates, TrialSlices
 from fewshot_callbacks.system.terminal import as_text
 from fewshot_callbacks.system.words import counted
 
-# The key of a metric of all rows, which does not use a ranking.
+# The key of a metric that uses all rows and no ranking.
 DISCRIMINANT_RATIO = "J"
-# Accuracy of episodes -> reason why the difference of two may have no interval.
+# Accuracy over episodes -> why the difference of two accuracies may have no interval.
 EPISODIC = {
     "accuracy": "of a single episode",
     "accuracy, other classes": "of different episodes, or of too few episodes or classes",
 }
-# The style of tables that fit all their columns into 80 characters.
+# The style of tables that fit into 80 characters.
 NARROW: dict[str, Any] = {"title_style": "bold", "box": SIMPLE_HEAD, "collapse_padding": True}
 
 
 def report_table(report: RetrievalReport, title: str) -> Table:
-    """Return the table of a report for a screen."""
+    """Return the table of a report."""
     table = Table(title=as_text(title), caption=_caption(report), title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", style="bold")
@@ -61,11 +61,11 @@ def as_number(value: float) -> str:
 
 
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
-    """Return tables of the means of each class for a screen of this width. Each has as many metrics as fit."""
+    """Return tables of the means of each class. Each table has as many metrics as fit into the width."""
     per_class = report.per_class()
     classes = sorted({label for means in per_class.values() for label in means})
     label_width = max(as_text(label).cell_len for label in (*classes, "class"))
-    # A value such as 0.1234 takes six characters, and each column two more to separate it from the next.
+    # A value such as 0.1234 has six characters, and two characters separate columns.
     column_width = max((max(len(name), 6) + 2 for name in per_class), default=8)
     columns = max(1, (width - label_width - 2) // column_width)
     metrics = list(per_class)
@@ -76,7 +76,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 
 
 def _class_table(classes: Sequence[Any], means: Mapping[str, Mapping[Any, float]]) -> Table:
-    """Return a table with a row for each class, given metric -> label -> mean. Classes without a value are not keys."""
+    """Return a table with a row per class. `means` is metric -> label -> mean, without the classes that have no value."""
     table = Table(title=f"means of {counted(len(classes), 'class')}", **NARROW)
     for name in ("class", *means):
         table.add_column(name, justify="right", no_wrap=True)
@@ -95,15 +95,15 @@ def comparison_table(
     earlier_first: bool = False,
     users_metrics: Mapping[str, RequestedMetric] = MappingProxyType({}),
 ) -> Table:
-    """Return the table that compares two evaluations, for a screen.
+    """Return the table that compares two evaluations.
 
     Args:
         differences: Metric -> the first evaluation minus the second.
-        names: The names of the first evaluation and of the second.
+        names: The names of the first and the second evaluation.
         title: The line above the table.
-        caption: The text below it. Reasons why rows have no interval follow.
-        earlier_first: Show the second evaluation, which is subtracted, left of the first.
-        users_metrics: Key -> the metric of a user among them.
+        caption: The text below the table. The reasons for missing intervals are appended.
+        earlier_first: Show the second evaluation, which is subtracted, to the left of the first.
+        users_metrics: Key -> metric, for metrics that a user has defined.
     """
     reasons = without_interval(differences, users_metrics)
     table = Table(
@@ -128,7 +128,7 @@ def comparison_table(
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """Return the table of a ranking for a screen, the best first."""
+    """Return the table of a ranking, the best first."""
     caption = as_text(" ".join(ranking.explanation))
     table = Table(
         title=f"ranking by {ranking.metric}", caption=caption, caption_justify="left", pad_edge=False, **NARROW
@@ -142,12 +142,12 @@ def ranking_table(ranking: Ranking) -> Table:
 
 
 def slices_table(slices: Slices) -> Table:
-    """Return the table of a metric in each slice of an attribute for a screen, the worst first."""
+    """Return the table of a metric in each slice of an attribute, the worst first."""
     return _table_of_slices(slices, f"{slices.metric} by {slices.attribute}", slices.explanation)
 
 
 def trial_slices_tables(slices: TrialSlices) -> list[Table]:
-    """Return the tables of both error rates in each slice of an attribute for a screen, the worst first."""
+    """Return the tables of both error rates in each slice of an attribute, the worst first."""
     rejections, acceptances = slices.false_non_match_rate, slices.false_match_rate
     return [
         _table_of_slices(rejections, f"{rejections.rate} by {rejections.attribute}", ""),
@@ -160,13 +160,13 @@ def trial_slices_tables(slices: TrialSlices) -> list[Table]:
 
 
 def slice_gains_table(gains: SliceGains) -> Table:
-    """Return the table of the gains in each slice of an attribute for a screen, the least gain first."""
+    """Return the table of the gains in each slice of an attribute, the smallest gain first."""
     title = f"{gains.metric} by {gains.attribute}: first against second"
     return _table_of_slices(gains, title, gains.explanation)
 
 
 def _table_of_slices(slices: Slices | SliceGains | SliceRates, title: str, caption: str) -> Table:
-    """Return a table with a row for each slice. Its first column has words, and the others have numbers."""
+    """Return a table with a row per slice. The first column contains words, the others numbers."""
     table = Table(
         title=as_text(title), caption=as_text(caption) or None, caption_justify="left", pad_edge=False, **NARROW
     )
@@ -178,7 +178,7 @@ def _table_of_slices(slices: Slices | SliceGains | SliceRates, title: str, capti
 
 
 def compression_tables(compression: CompressionReport) -> list[Table]:
-    """Return a table for each compared metric: the whole embedding, and each compressed form in a row."""
+    """Return a table for each compared metric, with a row for the whole embedding and for each compressed form."""
     return [_compression_table(compression, key) for key in compression.compared()]
 
 
@@ -199,7 +199,7 @@ def _compression_table(compression: CompressionReport, key: str) -> Table:
 
 
 def without_interval(differences: Mapping[str, Difference], users_metrics: Mapping[str, RequestedMetric]) -> str:
-    """Return a sentence on the metrics without an interval, and why they have none; nothing if each has one."""
+    """Return a sentence about the metrics without an interval and the reasons; empty if all have intervals."""
     names_by_reason: dict[str, list[str]] = {}
     for name, difference in differences.items():
         if math.isnan(difference.interval.low):
@@ -228,14 +228,14 @@ def _why_without_interval(name: str, difference: Difference, users_metrics: Mapp
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:
-    """Return the meaning of a metric, and the threshold at which it was measured."""
+    """Return the meaning of a metric, with its threshold if it has one."""
     requested = report.requested(name)
     threshold_text = ""
     if requested.metric.input == "classes":
         wanting = report.consistency[requested.parameters["p"]].wanting(3).items()
         classes = ", ".join(f"{label} {threshold:.4f} (+{gain:.3f})" for label, (threshold, gain) in wanting)
         if classes:
-            threshold_text = f" Classes that want another threshold: {classes}."
+            threshold_text = f" Classes that need another threshold: {classes}."
     elif "p" in requested.parameters and name not in report.users_metrics:
         points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
         threshold_text = f" Threshold {points[requested.parameters['p']].threshold:.4f}."

@@ -1,4 +1,4 @@
-"""`fewshot trials`: verification of listed pairs, from their scores or from stored embeddings."""
+"""`fewshot trials`: evaluates verification on listed pairs, from their scores or from stored embeddings."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from fewshot_callbacks.system.extras import required_extra
 from fewshot_callbacks.system.terminal import as_text, note
 from fewshot_callbacks.system.words import counted
 
-# The names of the figures that `trial_figures` draws, before anything is drawn.
+# The names of the figures of `trial_figures`, which must be known before they are drawn.
 FIGURES = ("det", "scores")
 
 
 def run(options: Trials) -> None:
-    """Evaluate, print, and write figures and a report if they were requested."""
+    """Evaluate and print, and write the requested figures and report."""
     # The evaluation may take minutes, so a mistake is reported before it.
     if options.figures is not None:
         check_figures(options.figures)
     if options.report is not None:
         refuse_input(options.report, "--report", (options.file, options.embeddings))
-    # A list of items has no other columns: its slices are those of the embeddings.
+    # A list of items has no other columns, so the slices come from the file of the embeddings.
     trials = read_trials(options.file, (options.slices or ()) if options.embeddings is None else ())
     if options.metrics is not None and "accuracy" in options.metrics and trials.folds is None:
         raise InputError(
-            f"--metrics accuracy needs the fold of each trial, and {options.file} has none. Add a column fold to a table of "
-            "scores, or leave accuracy out."
+            f"--metrics accuracy needs the fold of each trial, but {options.file} has no folds. Add a column fold to a "
+            "table of scores, or leave out accuracy."
         )
     scores, slices = _scores(trials, options)
     report = evaluate_trials(
@@ -78,30 +78,30 @@ def run(options: Trials) -> None:
 
 
 def check_figures(folder: Path) -> None:
-    """Refuse a folder to which figures cannot be written, or where they would replace something else.
+    """Check that figures can be written to a folder without replacing other files.
 
     Raises:
-        ValueError: It is not a folder, or has a file with the name of a figure that `fewshot trials` has not written.
+        ValueError: It is not a folder, or a file with the name of a figure was not written by `fewshot trials`.
     """
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is no folder. Pass --figures the name of a folder.")
+        raise InputError(f"{folder} is not a folder. Pass the name of a folder to --figures.")
     for path in (folder / f"{name}.png" for name in FIGURES):
         if path.exists() and not is_picture(path):
             raise InputError(
-                f"{path} is no figure of fewshot trials and would be replaced. Pass --figures another folder, or move the "
-                "file."
+                f"{path} was not written by fewshot trials and would be replaced. Pass another folder to --figures, or "
+                "move the file."
             )
 
 
 def _scores(trials: TrialList, options: Trials) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return the scores of a list, or the scores of its pairs of embeddings, and the slices of `evaluate_trials`."""
+    """Return the scores of the trials, from the list or from embeddings, and the slices for `evaluate_trials`."""
     if trials.scores is not None:
         if options.embeddings is not None:
-            raise InputError(f"{options.file} has scores. Leave out --embeddings, or pass a list of items.")
+            raise InputError(f"{options.file} contains scores. Leave out --embeddings, or pass a list of items.")
         return trials.scores, trials.slices
-    how = "numpy.savez(path, embeddings=..., ids=...), with the id of each item as the list has it"
+    how = "numpy.savez(path, embeddings=..., ids=...), with the ids that the list contains"
     if options.embeddings is None:
-        raise InputError(f"{options.file} lists items, not scores. Pass --embeddings FILE, as written by {how}.")
+        raise InputError(f"{options.file} lists items, not scores. Pass --embeddings FILE, written by {how}.")
     sets = load_one_set(options.embeddings, ("ids",), options.slices or ())
     embeddings = sets.queries
     ids = sets.arrays["query_ids"]
@@ -112,7 +112,7 @@ def _scores(trials: TrialList, options: Trials) -> tuple[Any, Mapping[str, Any] 
     for name, values in sets.slices.items():
         if len(values) != len(ids):
             raise InputError(
-                f"{options.embeddings} has {len(ids)} ids and {len(values)} values of {name!r}. Save one for each item."
+                f"{options.embeddings} has {len(ids)} ids and {len(values)} values of {name!r}. Save one per item."
             )
     first, second = trials.rows(ids.tolist())
     slices = {name: (values[first], values[second]) for name, values in sets.slices.items()}
@@ -139,15 +139,15 @@ def report_table(report: TrialReport, title: str) -> Table:
 
 
 def show(report: TrialReport, trials: TrialList, scores: Any, options: Trials) -> list[Path]:
-    """Write the files of --figures and --report, PNG files and one HTML file, and return their paths."""
+    """Write the PNG files of --figures and the HTML file of --report, and return their paths."""
     with required_extra("report", "fewshot trials --figures and --report"):
-        from fewshot_callbacks.plots import save  # noqa: PLC0415 - for those who want figures
+        from fewshot_callbacks.plots import save  # noqa: PLC0415 - needed only for figures
         from fewshot_callbacks.report import trial_figures, write_trials  # noqa: PLC0415
 
     written: list[Path] = []
     if options.figures is not None:
         options.figures.mkdir(parents=True, exist_ok=True)
-        check_figures(options.figures)  # again, since other files may have been written meanwhile
+        check_figures(options.figures)  # another program may have written files during the evaluation
         for name, figure in trial_figures(report).items():
             written.append(options.figures / f"{name}.png")
             save(figure, written[-1])

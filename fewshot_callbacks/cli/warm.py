@@ -1,4 +1,4 @@
-"""`fewshot warm`: compiles what a first evaluation would compile."""
+"""`fewshot warm`: compiles the kernels that the first evaluation would otherwise compile."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def run(options: Warm) -> None:
-    """Compile the loops, and print their number, the time and the folder.
+    """Compile the kernels, and print their number, the time and the folder.
 
     Raises:
-        ValueError: Loops cannot be kept on the disk, or numba compiles nothing.
+        ValueError: No folder can be written, or numba's compiler is disabled.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        raise InputError("NUMBA_DISABLE_JIT is set, so nothing is compiled. Unset it.")
+        raise InputError("NUMBA_DISABLE_JIT is set, so nothing can be compiled. Unset it.")
     with warnings.catch_warnings():
         # The error below reports it, too.
         warnings.filterwarnings("ignore", message="numba finds no folder")
@@ -33,8 +33,8 @@ def run(options: Warm) -> None:
     folders = folders_of_new_loops()
     if not folders:
         raise InputError(
-            "no folder can be written where compiled loops are kept, neither beside the package nor in the cache of the "
-            "user. Name a folder that can be written in NUMBA_CACHE_DIR."
+            "compiled kernels cannot be saved, since neither the folder of the package nor your cache folder is writable. "
+            "Set NUMBA_CACHE_DIR to a writable folder."
         )
     started = time.perf_counter()
     loops = CompiledLoops()
@@ -42,28 +42,28 @@ def run(options: Warm) -> None:
         _evaluate(float64=options.float64)
     seconds = time.perf_counter() - started
     if loops.count:
-        print(f"{loops.count} loops were compiled in {seconds:.0f} s.")
+        print(f"Compiled {loops.count} kernels in {seconds:.0f} s.")
     else:
-        print("Nothing was to do: all loops were compiled before.")
-    print(f"They are kept in {_place(folders)}.")
+        print("Nothing to do: all kernels were already compiled.")
+    print(f"The kernels are in {_place(folders)}.")
     named = named_folder()
     if named and not all(Path(named) in folder.parents for folder in folders):
-        print(f"NUMBA_CACHE_DIR={named} cannot be written, so it was not used.")
+        print(f"NUMBA_CACHE_DIR={named} is not writable, so it was not used.")
 
 
 def _place(folders: list[Path]) -> str:
-    """Return the folder of all loops, if NUMBA_CACHE_DIR names it, or else the folder of each module."""
+    """Return the folder in NUMBA_CACHE_DIR if it is used, or else the folders of the modules."""
     if all(Path(named_folder()) in folder.parents for folder in folders):
         return named_folder()
     return " and ".join(map(str, folders))
 
 
 def _evaluate(*, float64: bool) -> None:
-    """Evaluate a set in every way that has loops of its own."""
+    """Run every kind of evaluation that has its own kernels."""
     import torch  # noqa: PLC0415 - `fewshot warm --help` needs none
 
     generator = torch.Generator().manual_seed(0)
-    # This number of pairs may be compared in bytes first.
+    # With this number of pairs, the engine may compare int8 codes first.
     embeddings = torch.randn(6000, 64, generator=generator)
     labels = torch.arange(len(embeddings)) % 600
     _evaluate_in_each_precision(embeddings, labels)
@@ -72,17 +72,17 @@ def _evaluate(*, float64: bool) -> None:
 
 
 def _evaluate_in_each_precision(embeddings: Tensor, labels: Tensor) -> None:
-    """Evaluate with products in each precision: the choice of an evaluation depends on the load of the machine."""
+    """Evaluate in each precision, because the choice of a later evaluation depends on the load of the machine."""
     for precision in ("int8", "float32", "float64"):
         with engine_options(precision=precision):
             _evaluate_set(embeddings, labels)
-            # Lookup tables have numbers of 8, 16 or 32 bits, as the largest class requires.
+            # The largest class decides whether lookup tables have 8, 16 or 32 bits.
             _evaluate_large_class(embeddings, 2**7)
             _evaluate_large_class(embeddings, 2**15)
 
 
 def _evaluate_large_class(embeddings: Tensor, size: int) -> None:
-    """Evaluate queries that have `size` relevant items each."""
+    """Evaluate queries with `size` relevant items each."""
     import torch  # noqa: PLC0415 - `fewshot warm --help` needs none
 
     from fewshot_callbacks import functional  # noqa: PLC0415 - after `run` has silenced the warning of the first import
@@ -103,10 +103,10 @@ def _evaluate_set(embeddings: Tensor, labels: Tensor) -> None:
     functional.evaluate_retrieval(embeddings, labels)
     functional.evaluate_retrieval(embeddings, labels, similarity="euclidean")
     functional.evaluate_retrieval(embeddings, labels, max_queries=100)
-    # Rows are repeated, in one class and in several.
-    for classes in (100, 700):  # 6,000 is a multiple of only the first
+    # Repeated rows, within one class and across classes: 6,000 is a multiple of 100 but not of 700.
+    for classes in (100, 700):
         functional.evaluate_retrieval(embeddings.repeat(2, 1), torch.arange(2 * len(embeddings)) % classes)
-    # Several labels for each item, and judgements.
+    # Several labels per item, and relevance judgements.
     functional.evaluate_retrieval(first[:100], labels[:100, None] % 5 == labels[:5])
     relevant = [[(query + 1) % 100] for query in range(100)]
     functional.evaluate_retrieval(first[:100], relevance=functional.Relevance.from_lists(relevant))

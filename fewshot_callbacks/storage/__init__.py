@@ -1,8 +1,8 @@
-"""Rows of embeddings that stay where they are: files of shards, and arrays that are read by slices.
+"""Embeddings that are read slice by slice: files of shards, and other arrays on disk.
 
-An *array* of embeddings is whatever has three members: `shape`, which is (rows, dim); `dtype`, of NumPy or PyTorch; and
-`[start:stop]`, which reads these rows as an array or a tensor. Arrays, tensors, memory maps, and data sets of h5py and zarr
-are arrays as they are, and so are `Shards`.
+An *array* of embeddings is any object with `shape`, (rows, dim); a NumPy or PyTorch `dtype`; and `[start:stop]`, which
+returns these rows as an array or a tensor. NumPy arrays, tensors, memory maps, h5py and zarr data sets, and `Shards` are
+arrays in this sense.
 """
 
 from fewshot_callbacks.storage.row_subset import RowSubset

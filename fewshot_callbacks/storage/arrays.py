@@ -1,4 +1,4 @@
-"""What the formats of files have in common: arrays that are read by slices, and the words of what is wrong with a file."""
+"""What all file formats share: arrays that are read by slices, and messages about damaged files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fewshot_callbacks.files.remote_cache import RemoteFile
 
 
 class LazyArray(ABC):
-    """An array or a column of a file. Slices are read on request.
+    """An array or a column of a file, which is read slice by slice.
 
-    Slices usually move forward, one at a time. A slice may take no more memory than its rows and a block of fixed size.
-    `shape` and `dtype` may read the first row. An array of Python objects raises `FileError` with `PICKLE` when
+    Callers usually read slices in ascending order. Reading a slice must not take more memory than its rows and a block of
+    fixed size. `shape` and `dtype` may read the first row. An array of Python objects raises `FileError` with `PICKLE` when
     its dtype or its rows are read.
 
     Attributes:
-        ndim: Number of axes, known without reading a row.
+        ndim: Number of axes, which is known without reading a row.
     """
 
     ndim: int
@@ -36,38 +36,38 @@ class LazyArray(ABC):
     @property
     @abstractmethod
     def dtype(self) -> Any:
-        """Type of the numbers, of NumPy or PyTorch."""
+        """NumPy or PyTorch type of the numbers."""
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> Any:
-        """Return neighbouring rows as an array of NumPy, or as a tensor of bfloat16."""
+        """Return contiguous rows as a NumPy array, or as a bfloat16 tensor."""
 
 
-# A mapped NumPy array can already be read by slices.
+# A memory-mapped NumPy array already supports slices.
 FileArray = LazyArray | NDArray[Any]
 FileArrays = dict[str, FileArray]
 
 
 class FileError(ValueError):
-    """What is wrong with a file, as the end of a sentence that begins with its name."""
+    """Raised for a problem with a file. The message continues a sentence that begins with the name of the file."""
 
 
 class EmptyFilesError(InputError):
-    """Files hold no rows."""
+    """Raised if files contain no rows."""
 
 
 PICKLE = (
-    "holds Python objects, which are pickles: these can run any code and are never loaded. Save numbers, or words with "
-    "array.astype(str)."
+    "contains Python objects, which are pickles. Pickles can run any code and are never loaded. Save numbers, or save words "
+    "with array.astype(str)."
 )
 
 
 @contextmanager
 def naming_file(file: Path | RemoteFile) -> Iterator[None]:
-    """Name the file in whatever goes wrong while it is read.
+    """Add the name of the file to errors that are raised while it is read.
 
     Raises:
-        ValueError: Reading failed; the message has the file, the fact and the fix.
+        ValueError: Reading failed. The message contains the file, the fact and the fix.
     """
     try:
         yield
@@ -76,31 +76,28 @@ def naming_file(file: Path | RemoteFile) -> Iterator[None]:
     except FileError as fact:
         raise InputError(f"{file} {fact}") from None
     except Exception as error:  # zipfile, NumPy, Arrow and safetensors document no error class for a damaged file
-        if isinstance(error, OSError) and error.errno is not None:  # from the disk, not from the content
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the content
             error.filename = error.filename or str(file)
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"{file} is damaged or cut off, or no {file.suffix} file ({cause}). Write it again."
+            f"{file} is damaged, truncated or not a {file.suffix} file ({cause}). Write it again."
         ) from error
 
 
 def array_named(arrays: FileArrays, name: str, argument: str) -> FileArray:
-    """Return an array of a file.
-
-    Args:
-        arrays: All arrays of the file.
-        name: The name of the array.
-        argument: The argument that gave the name.
+    """Return the array with a name that the user passed as `argument`.
 
     Raises:
         FileError: The array does not exist, or it contains Python objects.
     """
     if name not in arrays:
         names = ", ".join(map(repr, arrays)) or "nothing"
-        raise FileError(f"has no {name!r}, but {names}. Pass {argument}= with one of these, or an array of all rows.")
+        raise FileError(
+            f"has no {name!r}, but {names}. Pass one of these to {argument}=, or an array that covers all rows."
+        )
     array = arrays[name]
-    # A `LazyArray` refuses Python objects itself.
+    # A `LazyArray` raises this error itself.
     if isinstance(array, np.ndarray) and array.dtype.hasobject:
         raise FileError(PICKLE)
     return array

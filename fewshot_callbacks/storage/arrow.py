@@ -1,4 +1,4 @@
-"""Columns of Arrow's own files, `.arrow` and `.feather`, and of its streams: memory-mapped, or a batch at a time."""
+"""Columns of Arrow files (`.arrow`, `.feather`) and streams: memory-mapped, or read batch by batch if compressed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from fewshot_callbacks.storage.arrays import FileArrays
 from fewshot_callbacks.storage.arrow_columns import ArrowColumn
 from fewshot_callbacks.system.extras import required_extra
 
-# The first bytes of every file. A stream begins differently, and has no index.
+# The first bytes of an Arrow file. A stream begins differently, and has no index.
 _FILE_MARK = b"ARROW1"
 
 
 def open_arrow(file: Path) -> FileArrays:
     """Return the columns of a file or a stream.
 
-    Both are read from their beginning. Batches that are not asked for are passed over by their heads.
+    Both are read from the beginning. For batches that are not requested, only the headers are read.
     """
     with required_extra("files", f"a {file.suffix} file"):
         arrow = import_module("pyarrow")
-    # The file is mapped once. A file that later takes its name is not read.
+    # The file is mapped once, so a file that later replaces it is not read.
     mapped = arrow.memory_map(str(file)).read_buffer()
     is_stream = not is_arrow_file(mapped[: len(_FILE_MARK)].to_pybytes())
     return arrow_arrays(lambda: arrow.BufferReader(mapped), is_stream=is_stream)
 
 
 def is_arrow_file(head: bytes) -> bool:
-    """Return whether the first bytes are those of a file, and not of a stream."""
+    """Return whether the first bytes belong to an Arrow file, and not to a stream."""
     return head.startswith(_FILE_MARK)
 
 
@@ -38,8 +38,8 @@ def arrow_arrays(new_source: Callable[[], Any], *, is_stream: bool) -> FileArray
     """Return the columns of a file or a stream.
 
     Args:
-        new_source: Returns a source of pyarrow that is at the beginning.
-        is_stream: Whether it is a stream.
+        new_source: Returns a pyarrow source, positioned at the beginning.
+        is_stream: Whether the source is a stream.
     """
     ipc = import_module("pyarrow.ipc")
 
@@ -58,7 +58,7 @@ def arrow_arrays(new_source: Callable[[], Any], *, is_stream: bool) -> FileArray
             yield from map(of_column.get_batch, range(group, of_column.num_record_batches))
 
     schema = reader([]).schema
-    # One column gives the number of rows. A compressed column has to be unpacked for it, so it is not the vectors.
+    # One column is read to count the rows. It may have to be decompressed, so it is not the vectors.
     smallest = min(range(len(schema)), key=lambda column: schema.field(column).type.num_fields)
     rows = sum(batch.num_rows for batch in batches(smallest))
     return {field.name: ArrowColumn(field, [0, rows], partial(batches, column)) for column, field in enumerate(schema)}

@@ -1,7 +1,7 @@
-"""Columns that Arrow gives in batches, of a Parquet file or of a file or stream of Arrow's own.
+"""Columns of Parquet files, Arrow files and Arrow streams, which pyarrow reads in batches.
 
-`pyarrow.dataset` is not used. It reads no streams, it fills a column that a file lacks with missing values, and its scanner
-decodes batches of several files ahead, beyond the budget of an evaluation.
+`pyarrow.dataset` is not used, because it cannot read streams, fills missing columns with nulls, and decodes batches of
+several files ahead, beyond the memory budget of an evaluation.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fewshot_callbacks.storage.arrow_values import (
 
 
 class ArrowColumn(LazyArray):
-    """A column that is read forward, batch by batch; a step back begins anew at the group of batches with the row.
+    """A column that is read forward, batch by batch. To go back, reading restarts at the group with the requested row.
 
     Args:
         field: Name and type of the column.
-        group_starts: The first row of each group of batches; the last entry is the number of all rows.
+        group_starts: The first row of each group of batches, and finally the number of all rows.
         batches_from: Yields the batches of a group and of all groups after it, with only this column.
     """
 
@@ -47,12 +47,12 @@ class ArrowColumn(LazyArray):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the numbers, from the first row."""
+        """Type of the numbers, read from the first row."""
         return self[:1].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows,) or (rows, dim), from the first row."""
+        """(rows,) or (rows, dim), read from the first row."""
         return (self._group_starts[-1], *self[:1].shape[1:])
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
@@ -74,29 +74,29 @@ class ArrowColumn(LazyArray):
 
     @property
     def _end_row(self) -> int:
-        """The row after the batch that was decoded last."""
+        """The row after the last decoded batch."""
         return self._first_row + len(self._decoded)
 
     def _go_to_group(self, group: int) -> None:
         self._batches = self._batches_from(group)
-        # the batch that was decoded last, and its first row
+        # the last decoded batch, and its first row
         self._decoded: NDArray[Any] = np.empty(0)
         self._first_row = self._group_starts[group]
 
     def _decode_next_batch(self) -> None:
         first_row = self._end_row
-        # If decoding fails, this row is after every requested row, so that the next read begins again.
+        # If decoding fails, every later request is before this row, so the next read restarts.
         self._first_row = self._group_starts[-1]
-        # The previous batch is freed before the next one is decoded.
+        # Free the previous batch before decoding the next one.
         self._decoded = np.empty(0)
         self._decoded = self._to_array(next(self._batches).column(0), first_row)
         self._first_row = first_row
 
     def _to_array(self, column: Any, first_row: int) -> NDArray[Any]:
-        """Return a batch as an array; numbers are not copied.
+        """Return a batch as an array, without copying numbers.
 
         Raises:
-            FileError: A row has no value, or lists differ in length.
+            FileError: A row is null, or lists differ in length.
         """
         column = plain_values(column)
         try:
@@ -106,11 +106,13 @@ class ArrowColumn(LazyArray):
                 return vectors
             refuse_null_rows(column, first_row)
         except MissingValueError as fact:
-            raise FileError(f"has no value of {self._name!r} in row {fact.row}. Leave rows without one out.") from None
+            raise FileError(
+                f"has no value of {self._name!r} in row {fact.row}. Leave out rows without a value."
+            ) from None
         except UnequalLengthsError as fact:
             raise FileError(
-                f"holds lists of {fact.dim} numbers in {self._name!r}, and in row {fact.row} one of {fact.length}. Write "
-                "vectors of one length."
+                f"has lists of {fact.dim} numbers in {self._name!r}, but one of {fact.length} in row {fact.row}. Write "
+                "vectors of equal length."
             ) from None
         array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
         return array.astype(str) if array.dtype.hasobject else array

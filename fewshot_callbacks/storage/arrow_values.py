@@ -1,4 +1,4 @@
-"""Arrow arrays as NumPy arrays: vectors and single values, of a batch of a file or of a column in memory."""
+"""Converts Arrow arrays of vectors or single values to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 
 class MissingValueError(ValueError):
-    """An Arrow array has a null.
+    """Raised if an Arrow array contains a null.
 
     Attributes:
-        row: Number of the first row with a null.
-        component: Place of the first null in the vector of this row; None if the row itself is null.
+        row: Index of the first row with a null.
+        component: Index of the first null in the vector of this row; None if the row itself is null.
     """
 
     def __init__(self, row: int, component: int | None) -> None:
@@ -23,28 +23,28 @@ class MissingValueError(ValueError):
 
 
 class UnequalLengthsError(ValueError):
-    """The lists of an Arrow array have different lengths.
+    """Raised if the lists of an Arrow array have different lengths.
 
     Attributes:
-        row: Number of the first row whose length differs from `dim`.
+        row: Index of the first row with a length other than `dim`.
         length: Length of the list in this row.
-        dim: Length of the lists before.
+        dim: Length of the earlier lists.
     """
 
     def __init__(self, row: int, length: int, dim: int) -> None:
-        super().__init__(f"row {row} has {length} numbers in place of {dim}")
+        super().__init__(f"row {row} has {length} numbers instead of {dim}")
         self.row = row
         self.length = length
         self.dim = dim
 
 
 def vectors_of(array: Any, first_row: int = 0, dim: int | None = None) -> NDArray[Any]:
-    """Return (rows, dim) the lists of an Arrow array; the numbers are not copied.
+    """Return (rows, dim) the lists of an Arrow array, without copying numbers.
 
     Args:
-        array: Plain values (see `plain_values`) of a type that `is_list` knows.
-        first_row: Number of the first row, for errors.
-        dim: Length that all lists must have; None for the length of the first.
+        array: Plain values (see `plain_values`) of a list type.
+        first_row: Index of the first row, for errors.
+        dim: Required length of all lists; None for the length of the first list.
 
     Raises:
         MissingValueError: A row or a number is null.
@@ -69,35 +69,31 @@ def vectors_of(array: Any, first_row: int = 0, dim: int | None = None) -> NDArra
 
 
 def refuse_null_rows(array: Any, first_row: int = 0) -> None:
-    """Refuse an Arrow array with null rows.
-
-    Raises:
-        MissingValueError: A row is null.
-    """
+    """Raise `MissingValueError` if a row of an Arrow array is null."""
     if array.null_count:
         raise MissingValueError(first_row + array.is_null().index(True).as_py(), None)
 
 
 def number_type(kind: Any) -> Any | None:
-    """Return the type of the numbers of a type of vectors; None for other types. A list of words is not a vector."""
+    """Return the number type of a type of vectors; None for other types, also for lists of words."""
     kind = storage_type(kind)
     return kind.value_type if is_list(kind) and import_module("pyarrow.types").is_primitive(kind.value_type) else None
 
 
 def storage_type(kind: Any) -> Any:
-    """Return the type in which values are stored: a tensor of a fixed shape is stored as a list."""
+    """Return the type in which values are stored. A fixed-shape tensor is stored as a list."""
     return getattr(kind, "storage_type", kind)
 
 
 def plain_type(kind: Any) -> Any:
-    """Return the type of the `plain_values` of an array of a type, but for views of strings."""
+    """Return the type of the `plain_values` of an array of a type, except for views of strings."""
     types = import_module("pyarrow.types")
     kind = storage_type(kind)
     return kind.value_type if types.is_dictionary(kind) or types.is_run_end_encoded(kind) else kind
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether an Arrow type is one of the types of lists."""
+    """Return whether an Arrow type is a list type."""
     types = import_module("pyarrow.types")
     return bool(
         types.is_list(kind)
@@ -109,7 +105,7 @@ def is_list(kind: Any) -> bool:
 
 
 def plain_values(array: Any) -> Any:
-    """Return an Arrow array as plain values: extension types, dictionaries, runs and views hide missing values."""
+    """Return an Arrow array without extension types, dictionaries, runs and views, which hide missing values."""
     types = import_module("pyarrow.types")
     array = getattr(array, "storage", array)
     if types.is_dictionary(array.type):

@@ -1,4 +1,4 @@
-"""The formats of files that are read, by the endings of their names."""
+"""The supported file formats, by file extension."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ FORMATS: dict[str, Callable[[Path], FileArrays]] = {
     ".feather": open_arrow,
     ".safetensors": open_safetensors,
 }
-"""Ending in lower case -> what opens such a file, and returns its arrays by their names."""
+"""Extension in lower case -> function that opens a file and returns its arrays by name."""

@@ -1,4 +1,4 @@
-"""The arrays of files without their content. Of a remote file only the head or the footer is read, by ranges of bytes."""
+"""Shapes and types of the arrays in files. Only the header or footer of a remote file is read, with range requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fewshot_callbacks.storage.formats import FORMATS
 from fewshot_callbacks.storage.npy import read_head
 from fewshot_callbacks.system.extras import required_extra
 
-# Bytes that are fetched at once. A longer footer is fetched in one further request.
+# Bytes per request. A longer footer needs one further request.
 _BLOCK_BYTES = 2**14
 _SAFETENSORS_DTYPES = {
     "F64": np.dtype(np.float64),
@@ -37,15 +37,15 @@ _SAFETENSORS_DTYPES = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-# Stands for types that vectors cannot have.
+# Represents all types that vectors cannot have.
 _OTHER = np.dtype("U1")
 
 
 def open_heads(file: Path | RemoteFile) -> FileArrays:
-    """Return arrays with the names, shapes and types of those of a file. Of a remote file they have no content.
+    """Return the arrays of a file by name. The arrays of a remote file have shapes and types, but no content.
 
-    An Arrow stream has no index, so it is fetched as a whole. A column of lists in an Arrow file tells its dim only in its
-    first batch, which is read.
+    A remote Arrow stream is fetched completely, because it has no index. The first batch of a remote Arrow file is read,
+    because only the batch contains the dim of a list column.
     """
     if isinstance(file, Path):
         return FORMATS[file.suffix.lower()](file)
@@ -62,7 +62,7 @@ def open_heads(file: Path | RemoteFile) -> FileArrays:
 
 
 def array_axes(file: Path | RemoteFile) -> dict[str, int]:
-    """Return the number of axes of each array or column of a file, by its name.
+    """Return name -> number of axes, for each array or column of a file.
 
     Raises:
         ValueError: The file is damaged.
@@ -72,7 +72,7 @@ def array_axes(file: Path | RemoteFile) -> dict[str, int]:
 
 
 class _Head(LazyArray):
-    """The shape and the type of an array whose rows are not read."""
+    """The shape and the type of an array. Its rows cannot be read."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.ndim = len(shape)
@@ -90,7 +90,7 @@ class _Head(LazyArray):
         return self._dtype
 
     def __getitem__(self, rows: slice) -> Any:
-        raise NotImplementedError("Only the head of the file is here.")
+        raise NotImplementedError("Only the header of this file was read.")
 
 
 def _head_of_array(stream: Any) -> _Head:
@@ -114,7 +114,7 @@ def _heads_of_npz(stream: Any) -> FileArrays:
 def _heads_of_parquet(stream: Any) -> FileArrays:
     with required_extra("files", "a .parquet file"):
         metadata = import_module("pyarrow.parquet").read_metadata(stream)
-    # The footer has the number of values in each part of a column, and so the length of its lists.
+    # The footer contains the number of values of each column, which determines the length of its lists.
     values = Counter[str]()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -138,7 +138,7 @@ def _heads_of_safetensors(stream: Any) -> FileArrays:
     return {
         name: _Head(tuple(tensor["shape"]), _SAFETENSORS_DTYPES.get(tensor["dtype"], _OTHER))
         for name, tensor in tensors.items()
-        if name != "__metadata__" and tensor["shape"]  # a number has no rows
+        if name != "__metadata__" and tensor["shape"]  # a scalar has no rows
     }
 
 
@@ -148,4 +148,4 @@ _HEADS: dict[str, Callable[[Any], FileArrays]] = {
     ".parquet": _heads_of_parquet,
     ".safetensors": _heads_of_safetensors,
 }
-"""Ending in lower case -> what reads the head or the footer of an open file."""
+"""Extension in lower case -> function that reads the header or footer of an open file."""

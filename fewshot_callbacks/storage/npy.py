@@ -1,4 +1,4 @@
-"""Arrays in NumPy's format, `.npy`: memory-mapped."""
+"""Arrays in NumPy's format, `.npy`, memory-mapped."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from numpy.typing import NDArray
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.storage.arrays import PICKLE, FileArrays, FileError
 
-# A file, or a member of an archive. Python does not consider the latter an `IO`.
+# A file, or a member of an archive, which is not an `IO` for Python.
 Stream = IO[bytes] | BufferedIOBase
-# NumPy reads a head as a Python literal, and Python 3.11 sometimes fails if two threads parse at the same time.
+# NumPy parses a header as a Python literal, and Python 3.11 sometimes fails if two threads parse at the same time.
 PARSING = threading.Lock()
 
 
 class ArrayHead(NamedTuple):
-    """The head of an array in NumPy's format."""
+    """The header of an array in NumPy's format."""
 
     shape: tuple[int, ...]
-    # whether the numbers of a column, not of a row, are contiguous
+    # Fortran order: the numbers of a column are contiguous
     by_columns: bool
     dtype: np.dtype[Any]
 
 
 def open_npy(file: Path) -> FileArrays:
-    """Return the array of a file, mapped, under the name `embeddings`."""
+    """Return the memory-mapped array of a file, under the name `embeddings`."""
     with file.open("rb") as stream:
         return {"embeddings": map_array(stream)}
 
 
 def map_array(stream: Stream, size: float = math.inf) -> NDArray[Any]:
-    """Return an array in NumPy's format, mapped.
+    """Return a memory-mapped array in NumPy's format.
 
     Args:
         stream: An open file, positioned at the beginning of the array.
-        size: Bytes that the array and its head may take.
+        size: Bytes of the array with its header.
 
     Raises:
-        ValueError: The head names more numbers than there are.
+        ValueError: The array needs more bytes than there are.
         FileError: It is a pickle.
     """
     begin = stream.tell()
     shape, by_columns, dtype = read_head(stream)
-    if dtype.hasobject:  # it is refused when it is read
+    if dtype.hasobject:  # reading it raises an error later
         return np.broadcast_to(np.empty((), dtype), shape)
     needed = stream.tell() - begin + dtype.itemsize * math.prod(shape)
     if needed > size:  # the bytes after `size` belong to another array
-        raise InputError(f"an array of shape {shape} needs {needed:,} bytes, and there are {size:,}")
+        raise InputError(f"an array of shape {shape} needs {needed:,} bytes, but there are only {size:,}")
     if math.prod(shape) == 0:  # an empty array cannot be mapped
         return np.broadcast_to(np.empty((), dtype), shape)
     return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if by_columns else "C"))
 
 
 def read_head(stream: Stream) -> ArrayHead:
-    """Return the head of an array in NumPy's format, and leave the stream at the first number.
+    """Return the header of an array in NumPy's format, and leave the stream at the first number.
 
     Raises:
         FileError: It is a pickle.
@@ -68,7 +68,7 @@ def read_head(stream: Stream) -> ArrayHead:
     if stream.read(1) == b"\x80":  # the first byte of every pickle since Python 2.3
         raise FileError(PICKLE)
     stream.seek(begin)
-    # Version 3 differs from 2 in the names of fields, which embeddings do not have.
+    # Version 3 differs from version 2 only in field names, which embeddings do not have.
     with PARSING:
         if np.lib.format.read_magic(stream) == (1, 0):
             return ArrayHead(*np.lib.format.read_array_header_1_0(stream))

@@ -1,4 +1,4 @@
-"""Archives of arrays in NumPy's format, `.npz`: mapped and checked as `numpy.savez` writes them, or unpacked on the way."""
+"""`.npz` archives: arrays are memory-mapped with a check of their checksum, or decompressed while they are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.storage.arrays import PICKLE, FileArray, FileArrays, FileError, LazyArray
 from fewshot_callbacks.storage.npy import Stream, map_array, read_head
 
-# Position in the head of a zip member of the lengths of the name and of the extra field: two bytes each.
+# Offset, in the header of a zip member, of the lengths of the name and of the extra field, two bytes each.
 _LENGTHS_AT = 26
 
 
@@ -37,7 +37,7 @@ def open_npz(file: Path) -> FileArrays:
 
 
 def _open_stored(stream: Stream, member: zipfile.ZipInfo) -> FileArray:
-    """Return an array that is stored in the archive uncompressed."""
+    """Return an array that is not compressed."""
     stream.seek(member.header_offset + _LENGTHS_AT)
     # The content begins after the name and the extra field.
     stream.seek(sum(struct.unpack("<2H", stream.read(4))), os.SEEK_CUR)
@@ -51,22 +51,22 @@ def _open_stored(stream: Stream, member: zipfile.ZipInfo) -> FileArray:
 
 
 class _CheckedArray(LazyArray):
-    """A mapped array of an archive. Its bytes are compared with their checksum.
+    """A memory-mapped array of an archive, with a check of its checksum.
 
-    Rows that are read one after another from the first to the last, as in an evaluation, cost no further reading. Rows that
-    are read out of order are not checked.
+    Reading all rows in order, as an evaluation does, computes the checksum without reading twice. Rows that are read out of
+    order are not checked.
 
     Args:
         array: The mapped rows.
-        head_checksum: The checksum of the bytes before them.
-        checksum: The checksum of both together.
+        head_checksum: The checksum of the header.
+        checksum: The expected checksum of header and rows.
     """
 
     def __init__(self, array: NDArray[Any], head_checksum: int, checksum: int) -> None:
         self.ndim = array.ndim
         self._array = array
         self._expected = checksum
-        # the checksum of the head and of the first rows
+        # the checksum of the header and the first rows
         self._checksum = head_checksum
         self._rows_summed = 0
 
@@ -83,13 +83,13 @@ class _CheckedArray(LazyArray):
         if start <= self._rows_summed < stop:
             self._sum_up_to(stop)
         if self._rows_summed == len(self._array) and self._checksum != self._expected:
-            raise InputError("its checksum is another one")
+            raise InputError("its checksum is wrong")
         return self._array[rows]
 
     def _sum_up_to(self, stop: int) -> None:
         """Add the rows before `stop` to the checksum.
 
-        All rows of an array that is stored by columns are added, since the bytes of a slice are not contiguous.
+        In Fortran order the bytes of a slice are not contiguous, so all rows are added.
         """
         if self._array.flags.c_contiguous:
             in_order = self._array[self._rows_summed : stop]
@@ -101,14 +101,14 @@ class _CheckedArray(LazyArray):
 
 
 class _CompressedArray(LazyArray):
-    """A compressed array of an archive, unpacked as it is read. Reading earlier rows unpacks it again.
+    """A compressed array of an archive, decompressed while it is read. Going back decompresses it from the beginning.
 
     Raises:
-        FileError: It is a pickle, or compressed column by column.
+        FileError: It is a pickle, or in Fortran order.
     """
 
     def __init__(self, file: Path, member: zipfile.ZipInfo) -> None:
-        # zipfile closes the file after the last stream that was opened from it.
+        # zipfile closes the file together with the last stream.
         with zipfile.ZipFile(file) as archive, ExitStack() as stack:
             stream = stack.enter_context(archive.open(member))
             head = read_head(stream)

@@ -1,4 +1,4 @@
-"""Columns of Parquet files: decoded a few thousand rows at a time."""
+"""Columns of Parquet files, decoded a few thousand rows at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fewshot_callbacks.storage.arrays import FileArrays
 from fewshot_callbacks.storage.arrow_columns import ArrowColumn
 from fewshot_callbacks.system.extras import required_extra
 
-# Rows that are decoded at once: 4 MB of 256 float32, so that the cost of the calls is small.
+# Rows per batch: 4 MB for 256-dimensional float32 vectors, so that the cost of the calls is small.
 _BATCH_ROWS = 4096
-# Pages are compressed in about a megabyte, and are read in pieces of this size.
+# Bytes per read: a compressed page has about a megabyte.
 _BUFFER_BYTES = 1 << 20
 
 
 def open_parquet(file: Path) -> FileArrays:
-    """Return the columns of a file; its row groups are the places at which reading can begin."""
+    """Return the columns of a file. Reading can begin at each row group."""
     with required_extra("files", "a .parquet file"):
         parquet = import_module("pyarrow.parquet")
     opened = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.storage.shards import Shards
 
-# Smallest number of rows that are read at the same time.
+# Smallest number of rows that are read at once.
 LEAST_SPAN = 1024
 
 
@@ -26,7 +26,9 @@ class RowSubset:
         shape: (rows of the subset, dim).
         dtype: The dtype of the shards.
         notes: The notes of the shards.
-        labels: (rows of the subset,) Labels; None if the shards have none. So are `ids` and `groups`.
+        labels: (rows of the subset,) Labels; None if the shards have no labels.
+        ids: (rows of the subset,) Ids; None if the shards have no ids.
+        groups: (rows of the subset,) Groups; None if the shards have no groups.
     """
 
     def __init__(self, shards: Shards | RowSubset, mask: NDArray[np.bool_]) -> None:
@@ -44,10 +46,10 @@ class RowSubset:
         return len(self._indices)
 
     def __getitem__(self, rows: slice) -> Any:
-        """Return rows that are neighbours in the subset.
+        """Return contiguous rows of the subset.
 
-        Rows of the shards between them are read as well, in spans of about as many rows as are returned. So the
-        memory is at most three times the memory of the result.
+        Rows of the shards between them are read, too, in spans of about as many rows as are returned. Therefore reading
+        takes at most three times the memory of the result.
         """
         indices = self._indices[rows]
         if len(indices) == 0:
@@ -65,7 +67,7 @@ class RowSubset:
         return np.concatenate(by_span) if isinstance(by_span[0], np.ndarray) else torch.cat(by_span)
 
     def where(self, row: int) -> str:
-        """Return a description of the file and the row in it."""
+        """Return the row number and the file of a row of the subset, as `Shards.where` does."""
         return self._shards.where(int(self._indices[row]))
 
 

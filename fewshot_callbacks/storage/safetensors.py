@@ -1,4 +1,4 @@
-"""Tensors of safetensors files: memory-mapped, also of bfloat16."""
+"""Memory-mapped tensors of safetensors files, including bfloat16."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def open_safetensors(file: Path) -> FileArrays:
     """Return the tensors of a file that have rows."""
     with required_extra("files", "a .safetensors file"):
         opened = import_module("safetensors").safe_open(file, framework="pt")
-    tensors = {name: _FileTensor(opened, name) for name in opened.keys()}  # noqa: SIM118 - it is no dictionary
-    return {name: tensor for name, tensor in tensors.items() if tensor.ndim > 0}  # a number has no rows
+    tensors = {name: _FileTensor(opened, name) for name in opened.keys()}  # noqa: SIM118 - not a dictionary
+    return {name: tensor for name, tensor in tensors.items() if tensor.ndim > 0}  # a scalar has no rows
 
 
 class _FileTensor(LazyArray):
@@ -40,7 +40,7 @@ class _FileTensor(LazyArray):
     def __getitem__(self, rows: slice) -> Any:
         start, stop, _ = rows.indices(self._shape[0])
         tensor = self._opened.get_slice(self._name)[start:stop]
-        if tensor.dtype == torch.bfloat16:  # NumPy has none
+        if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16
             return tensor
         if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # NumPy has no 8-bit floats either
             tensor = tensor.float()

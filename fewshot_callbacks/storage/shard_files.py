@@ -1,4 +1,4 @@
-"""Files of shards: which of a folder, a glob or a list are read, in which order, and what is passed over."""
+"""Finds the files of shards in folders, globs, lists and addresses, puts them in order, and skips other files."""
 
 from __future__ import annotations
 
@@ -22,37 +22,36 @@ from fewshot_callbacks.storage.formats import FORMATS
 File = TypeVar("File", bound=Path | RemoteFile)
 
 _ENDINGS = ", ".join(FORMATS)
-# The package datasets gives such names to results of `map` that it caches in the folder of the data.
+# The package datasets caches results of `map` in the data folder, in files with such names.
 _CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}.*\.arrow")
-# Names that begin with these are skipped in a folder: Spark writes _SUCCESS and hidden checksums next to its files.
+# Files with these prefixes are skipped in folders. For example, Spark writes _SUCCESS and hidden checksums.
 _HIDDEN_PREFIXES = (".", "_")
 
 
 class ListedShards(NamedTuple):
-    """The files of shards as they were listed: files on this machine, and remote files, which are not fetched yet."""
+    """The files of shards: local files, and remote files that are not fetched yet."""
 
     files: tuple[Path | RemoteFile, ...]
-    # a sentence for each kind of file that is not read though it looks like a shard
+    # a sentence for each kind of skipped file
     notes: tuple[str, ...] = ()
-    # two neighbouring files that sort differently by number and by letter; None if there are none
+    # a pair of files that has another order if names are sorted as text; None if there is no such pair
     reordered: tuple[Path | RemoteFile, Path | RemoteFile] | None = None
 
     def note_on_order(self, columns: Sequence[str]) -> str:
-        """Return a sentence about the order of the files; "" where letters have the same order, or no column depends on it.
+        """Return a sentence about the order of the files; empty if sorting as text gives the same order.
 
-        Args:
-            columns: The columns that are not in the files.
+        `columns` are the columns that are not in the files. The sentence is also empty if there are none.
         """
         if self.reordered is None or not columns:
             return ""
         first, second = self.reordered
         return (
-            f"the files are read in the order of their numbers, {first.name} before {second.name}, and not in that of their "
-            f"letters. {' and '.join(columns)} must have the same order; a list of files has its own"
+            f"the files are read in numerical order, {first.name} before {second.name}, and not in alphabetical order. "
+            f"{' and '.join(columns)} must have the same order. To choose another order, pass a list of files"
         )
 
     def fetched(self) -> tuple[Path, ...]:
-        """Return the paths of the files on this machine; remote files are copied to it.
+        """Return local paths. Remote files are copied to this machine.
 
         Raises:
             ValueError: The disk is too small, or a file changed while it was fetched.
@@ -63,27 +62,24 @@ class ListedShards(NamedTuple):
         return tuple(next(copies) if isinstance(file, RemoteFile) else file for file in self.files)
 
     def with_copies(self) -> ListedShards:
-        """Return the same files, with the copies of the remote files that this machine has; nothing is fetched."""
+        """Return the files, with existing local copies instead of remote files. Nothing is fetched."""
         files = (file.copy or file if isinstance(file, RemoteFile) else file for file in self.files)
         return self._replace(files=tuple(files))
 
     def sizes(self) -> list[int | None]:
-        """Return the bytes of each file; None where a store does not tell them."""
+        """Return the size of each file in bytes; None if a remote store does not report it."""
         return [file.size if isinstance(file, RemoteFile) else file.stat().st_size for file in self.files]
 
     def part(self, rank: int, count: int) -> ListedShards:
-        """Return the files of one of several processes: neighbours of about as many bytes as those of the others.
+        """Return the consecutive files of process `rank`. Processes get about equally many bytes.
 
-        Each process has at least one file, and each file has one process. Notes are those of all files.
-
-        Args:
-            rank: The number of the process, from 0.
-            count: The number of processes, which is at most the number of files.
+        Each process gets at least one file, so `count`, the number of processes, is at most the number of files. The notes
+        are not divided.
         """
         sizes = [size for size in self.sizes() if size is not None]
         if len(sizes) < len(self.files):
             sizes = [1] * len(self.files)
-        # A file belongs to the process in whose share of the bytes its middle is. All numbers are doubled and whole.
+        # A file goes to the process with its middle byte. Doubled positions keep all numbers integers.
         middles = [2 * end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
         borders = [0]
         for number in range(1, count):
@@ -97,7 +93,7 @@ def list_shards(paths: Any) -> ListedShards:
     """Return the files of a path, a folder, a glob, an address or several of these. Nothing is opened or fetched.
 
     Raises:
-        ValueError: There are none, one is of an unknown kind, a link that leads nowhere, or listed twice.
+        ValueError: There are no files, or a file has an unknown format, is a broken link, or is listed twice.
         OSError: An address cannot be read.
         ModuleNotFoundError: The package that reads an address is not installed.
     """
@@ -118,10 +114,7 @@ def list_shards(paths: Any) -> ListedShards:
 
 
 def file_stamp(file: Path) -> tuple[int, int]:
-    """Return the size and the time of a file. As a rule they change when the file is written again.
-
-    A copy may change only the time, or neither.
-    """
+    """Return the size and the modification time of a file, which usually change when it is written again."""
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
 
@@ -140,10 +133,10 @@ def _find_one(path: str | os.PathLike[str]) -> ListedShards:
 
 
 def _find_in_folder(folder: Path) -> ListedShards:
-    """Return the shards of a folder in the order of their numbers, or the files that its `state.json` lists.
+    """Return the shards of a folder in numerical order, or the files that its `state.json` lists.
 
     Raises:
-        ValueError: There are no shards, or shards of several kinds.
+        ValueError: There are no shards, or shards in several formats.
     """
     paths = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in FORMATS]
     shards = [path for path in paths if path.is_symlink() or path.is_file()]
@@ -152,20 +145,20 @@ def _find_in_folder(folder: Path) -> ListedShards:
         absent = [file for file in of_datasets if not file.is_file()]
         if absent:
             raise InputError(
-                f"{folder / 'state.json'} lists {absent[0].name}, which is not there. Copy the whole folder."
+                f"{folder / 'state.json'} lists {absent[0].name}, which does not exist. Copy the whole folder."
             )
         return ListedShards(tuple(of_datasets), _note_on_caches(_without(shards, of_datasets)))
     hidden = Counter(file.name for file in shards if file.name.startswith(_HIDDEN_PREFIXES))
     listed = _in_order([file for file in shards if file.name not in hidden], wants_caches=False)
     kinds = sorted({file.suffix.lower() for file in listed.files})
     if len(kinds) != 1:
-        holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
-        raise InputError(f"{folder} {holds}. Pass those that you mean as a glob, such as '{folder / '*.npy'}'.")
+        holds = f"contains {' and '.join(kinds)} files" if kinds else f"contains no {_ENDINGS} file"
+        raise InputError(f"{folder} {holds}. Pass a glob for the files to read, such as '{folder / '*.npy'}'.")
     return listed._replace(notes=(*_note_on_system_names(folder, hidden), *listed.notes))
 
 
 def _find_by_glob(pattern: str) -> ListedShards:
-    """Return the files of a glob in the order of their numbers.
+    """Return the files of a glob in numerical order.
 
     Raises:
         ValueError: There are no files.
@@ -173,7 +166,7 @@ def _find_by_glob(pattern: str) -> ListedShards:
     components = Path(pattern).parts
     with_wildcards = (number for number, component in enumerate(components) if glob.has_magic(component))
     first_wildcard = next(with_wildcards, len(components))
-    # A pattern such as `.part-*` or `__MACOSX` asks for such names.
+    # A pattern such as `.part-*` or `__MACOSX` requests these names.
     wanted_prefixes = {component[:1] for component in components[first_wildcard:]}
     files = []
     system_names = Counter[str]()
@@ -188,16 +181,18 @@ def _find_by_glob(pattern: str) -> ListedShards:
         else:
             files.append(file)
     if not files:
-        raise InputError(f"{pattern} is no file, and as a glob it matches none. Pass a file, a folder or a glob.")
+        raise InputError(
+            f"{pattern} does not exist, and as a glob it matches no file. Pass a file, a folder or a glob."
+        )
     listed = _in_order(files, wants_caches=components[-1].startswith("cache"))
     return listed._replace(notes=(*_note_on_system_names(pattern, system_names), *listed.notes))
 
 
 def _find_at_address(address: str) -> ListedShards:
-    """Return the files at an address, of a file, a folder or a glob, in the order of their numbers.
+    """Return the files at the address of a file, a folder or a glob, in numerical order.
 
     Raises:
-        ValueError: There are no files, or a folder has several kinds.
+        ValueError: There are no files, or a folder contains several formats.
     """
     chosen, system_names = _chosen_remotely(list_remote(address), address)
     shards, caches = _split_caches(chosen, wants_caches=PurePosixPath(address).name.startswith("cache"))
@@ -208,10 +203,10 @@ def _find_at_address(address: str) -> ListedShards:
 
 
 def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteFile], Counter[str]]:
-    """Return the files of a listing that are read, in the order of their numbers, and the skipped names.
+    """Return the files to read in numerical order, and the skipped names.
 
     Raises:
-        ValueError: A folder has no shards, or several kinds.
+        ValueError: A folder contains no shards, or several formats.
     """
     by_numbers = sorted(listing.files, key=lambda file: natural_sort_key(file.address))
     if listing.kind == "file":
@@ -227,15 +222,15 @@ def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteF
     chosen = [file for file in by_numbers if file.name not in unwanted]
     kinds = sorted({PurePosixPath(file.name).suffix.lower() for file in chosen})
     if not chosen or (listing.kind == "folder" and len(kinds) != 1):
-        holds = f"holds {' and '.join(kinds)} files" if kinds else f"holds no {_ENDINGS} file"
+        holds = f"contains {' and '.join(kinds)} files" if kinds else f"contains no {_ENDINGS} file"
         raise InputError(
-            f"{address} {holds}. Pass those that you mean as a glob, such as '{address.rstrip('/')}/*.npy'."
+            f"{address} {holds}. Pass a glob for the files to read, such as '{address.rstrip('/')}/*.npy'."
         )
     return chosen, unwanted
 
 
 def _split_caches(files: Sequence[RemoteFile], *, wants_caches: bool) -> tuple[list[RemoteFile], list[RemoteFile]]:
-    """Return the files that are not caches of the package datasets, and the caches; all files if there are only caches."""
+    """Return the data files, and the caches of the package datasets. If there are only caches, they are the data files."""
     caches = [file for file in files if _CACHE_NAME.fullmatch(file.name)]
     if wants_caches or len(caches) == len(files):
         return list(files), []
@@ -243,10 +238,7 @@ def _split_caches(files: Sequence[RemoteFile], *, wants_caches: bool) -> tuple[l
 
 
 def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ListedShards:
-    """Return files in the order of their numbers, each once.
-
-    The caches that the package datasets adds to a folder are left out unless they are wanted.
-    """
+    """Return files in numerical order, each once, and skip caches of the package datasets unless they are wanted."""
     by_numbers = sorted(files, key=lambda file: natural_sort_key(str(file)))
     for file in by_numbers:
         _refuse_broken_link(file)
@@ -256,20 +248,20 @@ def _in_order(files: Sequence[Path], *, wants_caches: bool) -> ListedShards:
     links = _without(data_files, unique_files)
     if links:
         notes += (
-            f"{_counted(links, 'link')} to files that are read already, such as {links[0]}, "
-            f"{'is' if len(links) == 1 else 'are'} passed over",
+            f"{_counted(links, 'link')} to files that are already read, such as {links[0]}, "
+            f"{'is' if len(links) == 1 else 'are'} skipped",
         )
     return ListedShards(tuple(unique_files), notes, _first_reordered(unique_files))
 
 
 def _first_reordered(files: Sequence[File]) -> tuple[File, File] | None:
-    """Return the first file that letters would place elsewhere, and the file that they would place there."""
+    """Return the first file that has another position in alphabetical order, and the file that would be there."""
     pairs = zip(files, sorted(files, key=str), strict=True)
     return next(((by_number, by_letter) for by_number, by_letter in pairs if by_number != by_letter), None)
 
 
 def _without_caches(files: Sequence[Path]) -> list[Path]:
-    """Return the files that are not caches of the package datasets, in their order; all files of a folder of caches."""
+    """Return the files without caches of the package datasets, in the same order; all files if a folder has only caches."""
     by_folder: dict[Path, list[Path]] = defaultdict(list)
     for file in files:
         by_folder[file.parent].append(file)
@@ -282,7 +274,7 @@ def _without_caches(files: Sequence[Path]) -> list[Path]:
 
 
 def _without_second_links(files: Sequence[Path]) -> list[Path]:
-    """Return one path for each file, in their order: the path without links, or else the first."""
+    """Return one path per file, in the same order: the path without links if there is one, or else the first path."""
     by_target: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         by_target[os.path.realpath(file)].append(file)
@@ -294,16 +286,16 @@ def _without_second_links(files: Sequence[Path]) -> list[Path]:
 
 
 def _listed_by_datasets(folder: Path) -> list[Path]:
-    """Return the files of a data set that the package datasets has saved in a folder; none if it has saved none."""
+    """Return the files of a data set that the package datasets has saved in a folder; empty if there is no data set."""
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         return [folder / str(entry["filename"]) for entry in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it is missing, or from another program
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing, or written by another program
         return []
 
 
 def _without(files: Sequence[Path], excluded: Sequence[Path]) -> list[Path]:
-    """Return the files that are not excluded, in their order."""
+    """Return the files that are not excluded, in the same order."""
     excluded_set = set(excluded)
     return [file for file in files if file not in excluded_set]
 
@@ -312,8 +304,8 @@ def _note_on_caches(files: Sequence[Path | str]) -> tuple[str, ...]:
     if not files:
         return ()
     return (
-        f"{_counted(files, 'file')} that the package datasets keeps beside its data, such as {files[0]}, "
-        f"{'is' if len(files) == 1 else 'are'} passed over",
+        f"{_counted(files, 'cache file')} of the package datasets, such as {files[0]}, "
+        f"{'is' if len(files) == 1 else 'are'} skipped",
     )
 
 
@@ -328,28 +320,24 @@ def _counted(files: Sequence[Path | str], noun: str) -> str:
 def _refuse_unknown_format(file: Path | RemoteFile) -> None:
     if file.suffix.lower() not in FORMATS:
         raise InputError(
-            f"{file} is none of {_ENDINGS}. Save it as one of these; a pickle, as .pkl and .pt files are, can run any "
-            "code and is never loaded."
+            f"{file} is not a file of a supported format ({_ENDINGS}). Save it in one of these. A pickle, such as a "
+            ".pkl or .pt file, can run any code and is never loaded."
         )
 
 
 def _refuse_broken_link(file: Path) -> None:
-    target = os.path.realpath(file)  # the system rejects a path of more than 40 links, even if its end exists
+    target = os.path.realpath(file)  # the system rejects a path of more than 40 links, even if the target exists
     if file.is_symlink() and not os.path.exists(target):
-        raise InputError(f"{file} is a link to {target}, which is not there. Put the file back, or remove the link.")
+        raise InputError(f"{file} is a link to {target}, which does not exist. Restore the file, or remove the link.")
 
 
 def _refuse_twice(files: Sequence[Path | RemoteFile]) -> None:
-    """Refuse a file that several of the paths name.
-
-    Raises:
-        ValueError: There is one; the message names both paths.
-    """
+    """Raise an error if a file is listed twice; the message contains both paths."""
     by_target: dict[str, Path | RemoteFile] = {}
     for file in files:
         target = os.path.realpath(file) if isinstance(file, Path) else file.address
         if target in by_target:
             first = by_target[target]
             alias = "" if first == file else f" ({first} is the same file)"
-            raise InputError(f"{file} is listed twice, and its rows would count twice{alias}. Pass each file once.")
+            raise InputError(f"{file} is listed twice, so its rows would count twice{alias}. Pass each file once.")
         by_target[target] = file

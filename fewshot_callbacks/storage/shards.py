@@ -1,4 +1,4 @@
-"""Embeddings in files that are larger than memory: `Shards` reads the rows that are asked for, and no others."""
+"""Embeddings in files that are larger than memory: `Shards` reads only the requested rows."""
 
 from __future__ import annotations
 
@@ -30,63 +30,61 @@ from fewshot_callbacks.storage.heads import open_heads
 from fewshot_callbacks.storage.shard_files import ListedShards, file_stamp, list_shards
 from fewshot_callbacks.storage.stored_rows import DTYPES
 
-# Files that are kept open: the files in which two threads read, and the next file of each. Thousands would exceed the
-# limit of a process.
+# Number of open files: the files that two threads read, and the next file of each. A process cannot open thousands.
 _OPEN_FILES = 4
 
 
 class Shards:
-    """Embeddings and columns in one or many files, as one set of rows. Vectors are never read as a whole.
+    """Embeddings in one or many files, with their labels and other columns, as one array that can be larger than memory.
 
-    | file | what is read |
+    | file | how it is read |
     | --- | --- |
     | `.npy` | One array, memory-mapped. |
-    | `.npz` | An array by its name: memory-mapped as `numpy.savez` writes it, unpacked on the way if it is compressed. |
-    | `.parquet` | A list column, decoded a few thousand rows at a time: no row twice, as long as slices go forward. |
-    | `.arrow`, `.feather` | A list column of a file or a stream, memory-mapped; one batch at a time if it is compressed. |
-    | `.safetensors` | A tensor by its name, memory-mapped. |
+    | `.npz` | One of its arrays. Memory-mapped, or decompressed while it is read. |
+    | `.parquet` | A list column, decoded a few thousand rows at a time. Slices in ascending order decode no row twice. |
+    | `.arrow`, `.feather` | A list column of a file or a stream. Memory-mapped, or read batch by batch if compressed. |
+    | `.safetensors` | One of its tensors, memory-mapped. |
 
-    Parquet and Arrow are read by pyarrow, safetensors by its own package: `pip install pyarrow safetensors`. Pickles
-    can run any code, and are never loaded. Files must stay as they are while they are read: one that was replaced meanwhile
-    is noticed when it is opened again. Several threads may read at once; one at a time is served.
+    For Parquet, Arrow and safetensors, run `pip install pyarrow safetensors`. Pickles can run any code and are never loaded.
+    Do not change files while they are in use. A replaced file is an error when it is opened again. Threads can share an
+    object; one thread reads at a time.
 
     Args:
-        paths: A file, a folder, a glob such as `embeddings/*.parquet` (`**` for folders in folders), or a list of these.
-            A list keeps its order; the files of a glob or a folder are read in the order of the numbers in their names:
-            `part-2` comes before `part-10`. A folder may contain other files, but only shards of one kind. Names that
-            begin with a dot or an underscore, and files that systems make, are skipped. So are files that the package
-            datasets caches in addition to the files that its `state.json` lists. A file that links make appear twice is
-            read once. All of these may be addresses, such as `s3://bucket/embeddings/*.parquet`, `gs://`, `https://` or
-            whatever else fsspec
-            knows: the files are copied once to the folder that `FEWSHOT_CALLBACKS_CACHE` names, or else to the cache folder
-            of the user, and are read from there.
-        embeddings: Name of the array or column of the vectors, (rows, dim); by default `embeddings`, or the only one with
-            two axes.
-        labels: The label of each row: the name of an array or column in the same files; a `.npy` file of all rows, or a
-            glob of several; or an array or list.
+        paths: A file, a folder, a glob such as `embeddings/*.parquet` (`**` for nested folders), an address, or a list of
+            these. A list keeps its order. Files of a folder or a glob are sorted by the numbers in their names: `part-2`
+            comes before `part-10`. A folder may contain shards in only one format, and any other files. The following are
+            skipped: names that begin with a dot or an underscore, files that operating systems create, caches of the
+            package datasets, and second links to a file. Files at an address, such as `s3://bucket/embeddings/*.parquet`,
+            `gs://` or `https://` (any file system of fsspec), are copied once to the folder in `FEWSHOT_CALLBACKS_CACHE`,
+            or else to your cache folder.
+        embeddings: Name of the array or column with the vectors, (rows, dim); by default `embeddings`, or the only array
+            with two axes.
+        labels: The label of each row: the name of an array or column in the same files, a `.npy` file (or a glob of them)
+            that covers all rows, or an array or list.
         ids: The identity of each row, in the same forms.
         groups: The group of each row, in the same forms.
-        is_gallery: Whether each row belongs to the gallery, in the same forms: booleans, or zeros and ones. The others are
+        is_gallery: Whether each row belongs to the gallery, in the same forms: booleans, or zeros and ones. Other rows are
             queries. By default each row is both.
-        scale: Factor of integers that represent other numbers: rows are read as `(number - offset) * scale` in float32.
+        scale: Factor of quantised vectors: int8 and uint8 rows are read as `(number - offset) * scale` in float32.
         offset: The integer that represents 0.
 
     Attributes:
-        files: The files, in the order of their rows; of addresses their copies.
+        files: The files, in the order of their rows; local copies of remote files.
         shape: (rows, dim) of all files together.
-        dtype: The type of the numbers as they are stored: NumPy's float16, float32, float64, int8 or uint8, or
-            `torch.bfloat16`, which only safetensors can store. With a scale or an offset NumPy's float32.
-        notes: Sentences about skipped files, and about the order of the files where it matters.
-        labels: (rows,) Labels of all rows, read when the files are opened; None if not given. So are `ids`, `groups` and
-            `is_gallery`, the last as booleans.
+        dtype: The stored type: NumPy's float16, float32, float64, int8 or uint8, or `torch.bfloat16`, which only safetensors
+            can store. With a scale or an offset, NumPy's float32.
+        notes: Sentences about skipped files, and about the order of the files if it matters.
+        labels: (rows,) Labels, read when the object is created; None if not passed.
+        ids: (rows,) Ids; None if not passed.
+        groups: (rows,) Groups; None if not passed.
+        is_gallery: (rows,) Booleans; None if not passed.
 
     Raises:
-        ValueError: A path leads to no file, or to one of another format; a link leads nowhere; a file is listed twice,
-            damaged or cut off; it contains Python objects; it lacks a column; its vectors have another dim or type than
-            the first file's; or there are more or fewer labels than rows. The message names the file. Damage beyond the
-            head of a file shows when it is read: of an array in an `.npz` file at its last row, once all rows before
-            were read.
-        ModuleNotFoundError: The package that reads a format or an address is not installed.
+        ValueError: A path matches no file, is a broken link, or has an unsupported format; a file is listed twice, damaged
+            or truncated, contains Python objects, or lacks a column; its vectors have another dim or type than in the first
+            file; or the number of labels is not the number of rows. The message names the file. Damage after the header of
+            a file is noticed when the rows are read; in an `.npz` file, when its last row is read after all others.
+        ModuleNotFoundError: The package for a format or an address is not installed.
         PermissionError: An address may not be read.
 
     Examples:
@@ -101,8 +99,8 @@ class Shards:
         ((300, 8), dtype('float16'), (300,))
         >>> shards[50:250][::50, 0]  # across three files
         array([0., 1., 1., 2.], dtype=float16)
-        >>> shards.where(250).endswith("part-2.npz")
-        True
+        >>> shards.where(250).replace(folder, "folder")
+        'row 50 of folder/part-2.npz'
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class Shards:
         self.files = listed.fetched()
         self._stamps = [file_stamp(file) for file in self.files]
         self._lock = Lock()
-        # The cache and this object refer to each other, so files close when Python collects the cycle. They are only read.
+        # The cache and this object form a cycle, so files are closed when Python collects it.
         self._opened = lru_cache(_OPEN_FILES)(self._open)
 
         arguments: dict[str, Any] = {"labels": labels, "ids": ids, "groups": groups, "is_gallery": is_gallery}
@@ -145,7 +143,7 @@ class Shards:
         self.groups: NDArray[Any] | None = columns.get("groups")
         self.is_gallery: NDArray[Any] | None = columns.get("is_gallery")
 
-        # A column in several files of its own has the order of its files, as the vectors have the order of theirs.
+        # Labels in several files follow the order of those files; only a single array needs the note.
         single_arrays = [argument for argument in by_file if argument not in names and len(by_file[argument]) == 1]
         order = listed.note_on_order(single_arrays)
         self.notes = (*listed.notes, *([order] if order else []))
@@ -154,26 +152,22 @@ class Shards:
         return self._starts[-1]
 
     def __getitem__(self, rows: Any) -> Any:
-        """Read neighbouring rows.
+        """Return (rows, dim) the rows of a slice without a step, such as `shards[1000:2000]`.
 
-        Args:
-            rows: A slice without a step, such as `shards[1000:2000]`.
-
-        Returns:
-            (stop - start, dim) An array of NumPy, or a tensor of PyTorch for bfloat16; `torch.as_tensor` takes both. Rows of
-            one memory-mapped file are not copied: leave them as they are.
+        The result is a NumPy array, or a PyTorch tensor for bfloat16. Rows of one memory-mapped file are not copied, so do
+        not change them.
 
         Raises:
-            TypeError: For a single number, a step or a list of rows.
-            ValueError: A file is damaged, or has another size or time than when the shards were made.
+            TypeError: For an integer, a step or a list of rows.
+            ValueError: A file is damaged, or its size or modification time has changed since the shards were created.
         """
         if not isinstance(rows, slice) or rows.step not in (None, 1):
-            raise TypeError("Shards are read by slices of neighbouring rows: shards[5:6] in place of shards[5].")
+            raise TypeError("Shards only support slices without a step. Write shards[5:6] instead of shards[5].")
         start, stop, _ = rows.indices(len(self))
         stop = max(start, stop)
         empty: Any = np.empty if isinstance(self.dtype, np.dtype) else torch.empty
         joined = empty((stop - start, self.shape[1]), dtype=self.dtype)
-        if start == stop:  # a list column without rows has no dim
+        if start == stop:
             return joined
         for index in range(bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)):
             file_start, file_stop = self._starts[index : index + 2]
@@ -187,41 +181,41 @@ class Shards:
         return joined
 
     def where(self, row: int) -> str:
-        """Return a description of the file and the row in it, counted from 0: "row 17 of embeddings/part-2.npy".
+        """Return the file of a row, and its index in this file, such as "row 17 of embeddings/part-2.npy".
 
         Raises:
             IndexError: The row does not exist.
         """
         if not 0 <= row < len(self):
             raise IndexError(
-                f"There is no row {row} in shards of {len(self)} rows. Pass one from 0 to {len(self) - 1}."
+                f"row {row} does not exist in shards with {len(self)} rows. Pass a row from 0 to {len(self) - 1}."
             )
         index = bisect_right(self._starts, row) - 1
         return f"row {row - self._starts[index]} of {self.files[index]}"
 
     def _read(self, index: int, rows: slice) -> Any:
-        """Return neighbouring rows of one file."""
+        """Return contiguous rows of one file."""
         with naming_file(self.files[index]), self._lock:
             numbers = self._opened(index)[self._name][rows]
         return numbers if self._scaling is None else self._scaling.scaled(numbers)
 
     def _open(self, index: int) -> FileArrays:
-        """Return the arrays of a file by their names.
+        """Return the arrays of a file by name.
 
         Raises:
-            FileError: The file is not the one that was opened before.
+            FileError: The file has changed since the shards were created.
         """
         file = self.files[index]
         if file_stamp(file) != self._stamps[index]:
             raise FileError(
-                "has another size or time than when these shards were made: it was written or copied since. Make the shards "
-                "again, once that has ended."
+                "has changed its size or modification time since these shards were created. Create the shards again when "
+                "the file is complete."
             )
         return FORMATS[file.suffix.lower()](file)
 
 
 class VectorHeads(NamedTuple):
-    """The heads of the vectors in files."""
+    """The number, dim and type of the vectors in files."""
 
     rows: int
     dim: int
@@ -230,11 +224,11 @@ class VectorHeads(NamedTuple):
 
 
 def read_vector_heads(listed: ListedShards, embeddings: str | None = None) -> VectorHeads:
-    """Return the number, dim and type of the vectors in files, from the heads and footers of the files.
+    """Return the number, dim and type of the vectors, from the headers and footers of the files.
 
     Args:
-        listed: The files; remote files are not fetched.
-        embeddings: Name of the array or column; by default `embeddings`, or the only one with two axes.
+        listed: The files. Remote files are not fetched.
+        embeddings: Name of the array or column; by default `embeddings`, or the only array with two axes.
 
     Raises:
         ValueError: As `Shards` does.
@@ -244,10 +238,10 @@ def read_vector_heads(listed: ListedShards, embeddings: str | None = None) -> Ve
 
 
 class _VectorType(NamedTuple):
-    """The dim and the type of the vectors, the same in all files."""
+    """The dim and the type of the vectors, which are equal in all files."""
 
     dim: int
-    # a NumPy type, in the byte order of this machine, or torch.bfloat16
+    # a NumPy type in native byte order, or torch.bfloat16
     dtype: Any
 
     def __str__(self) -> str:
@@ -261,7 +255,7 @@ class _Content(NamedTuple):
     lengths: list[int]
     vector_type: _VectorType
     first_file: Path | RemoteFile
-    # argument -> the column in each file with rows
+    # argument -> its column in each file that has rows
     columns: dict[str, list[NDArray[Any]]]
 
 
@@ -271,16 +265,16 @@ def _inspect(
     name: str | None,
     column_names: Mapping[str, str],
 ) -> _Content:
-    """Return the content of all files, with the columns. Each file is opened once.
+    """Return the content of all files. Each file is opened once.
 
     Args:
         files: The files.
         opened: Returns the arrays of a file by its index.
-        name: Name of the array of the vectors; None to find it.
+        name: Name of the array with the vectors; None to find it.
         column_names: Argument -> name of a column.
 
     Raises:
-        ValueError: A file is damaged, lacks something, or has vectors of another type than the first one with rows.
+        ValueError: A file is damaged, lacks an array, or has vectors of another type than the first file with rows.
     """
     lengths: list[int] = []
     columns: dict[str, list[NDArray[Any]]] = {argument: [] for argument in column_names}
@@ -302,29 +296,29 @@ def _inspect(
                 first_file = file
             if type_of_file != vector_type:
                 raise FileError(
-                    f"holds vectors of {type_of_file}, and {first_file} of {vector_type}. Pass files of one model that were "
-                    "saved with one dtype."
+                    f"has vectors of {type_of_file}, but {first_file} has {vector_type}. Pass files from one model that "
+                    "were saved with one dtype."
                 )
             for argument, column in column_names.items():
                 columns[argument].append(read_beside_vectors(arrays, column, argument, rows))
     if name is None or vector_type is None:
-        raise EmptyFilesError(f"{files[0]} and the files after it hold no rows. Pass files that hold embeddings.")
+        raise EmptyFilesError(f"{files[0]} and the files after it contain no rows. Pass files with embeddings.")
     return _Content(name, lengths, vector_type, first_file, columns)
 
 
 def _only_matrix(arrays: FileArrays) -> str:
-    """Return the name of the array of the vectors: `embeddings`, or the name of the only array with two axes."""
+    """Return the name of the array with the vectors: `embeddings`, or the only array with two axes."""
     if "embeddings" in arrays:
         return "embeddings"
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
     if len(matrices) != 1:
         names = ", ".join(map(repr, matrices)) or "none"
-        raise FileError(f"has no 'embeddings', and {names} with two axes. Pass embeddings= with the name of one.")
+        raise FileError(f"has no 'embeddings', and {names} with two axes. Pass the name of the vectors to embeddings=.")
     return matrices[0]
 
 
 def _refuse_other_axes(vectors: FileArray, name: str) -> None:
-    """Refuse an array that is not a matrix."""
+    """Raise an error unless the array is a matrix."""
     if vectors.ndim != 2:
         raise _other_shape(vectors, name)
 
@@ -332,15 +326,15 @@ def _refuse_other_axes(vectors: FileArray, name: str) -> None:
 def _other_shape(vectors: FileArray, name: str) -> FileError:
     shape = tuple(vectors.shape)
     return FileError(
-        f"holds {name!r} of shape {shape}, and embeddings are (rows, dim). Pass embeddings= with their name."
+        f"has {name!r} of shape {shape}, but embeddings are (rows, dim). Pass the name of the vectors to embeddings=."
     )
 
 
 def _vector_type_of(vectors: FileArray, name: str) -> _VectorType:
-    """Return the dim and the type of vectors; the type is in the byte order of this machine, since PyTorch takes no other.
+    """Return the dim and the type of vectors, in native byte order, since PyTorch supports no other.
 
     Raises:
-        FileError: They are not vectors, or their numbers have a type that cannot be compared.
+        FileError: They are not vectors, or their type is not supported.
     """
     shape = tuple(vectors.shape)
     if shape[1] == 0:
@@ -348,12 +342,12 @@ def _vector_type_of(vectors: FileArray, name: str) -> _VectorType:
     stored = vectors.dtype
     dtype = stored.newbyteorder("=") if isinstance(stored, np.dtype) else stored
     if str(dtype) not in DTYPES:
-        raise FileError(f"holds {name!r} as {dtype}. Save {', '.join(DTYPES)} (bfloat16 in safetensors).")
+        raise FileError(f"has {name!r} as {dtype}. Save one of {', '.join(DTYPES)} (bfloat16 in safetensors).")
     return _VectorType(int(shape[1]), dtype)
 
 
 def _column_by_file(argument: str, column: Any, content: _Content) -> list[NDArray[Any]]:
-    """Return the entries of a column by file, of the vectors' files or its own; one array if it is given as one."""
+    """Return the entries of a column in each file, or one array if the column was passed as an array."""
     if argument in content.columns:
         return content.columns[argument]
     if has_own_files(column):
@@ -362,27 +356,28 @@ def _column_by_file(argument: str, column: Any, content: _Content) -> list[NDArr
 
 
 class _Scaling(NamedTuple):
-    """The factor of integers that represent other numbers, and the integer that represents 0."""
+    """The scale of quantised vectors, and the integer that represents 0."""
 
     scale: np.float32
     offset: np.float32
 
     @classmethod
     def of(cls, scale: float, offset: float, content: _Content) -> _Scaling | None:
-        """Return the scaling; None if the numbers are used as they are.
+        """Return the scaling; None if the numbers are not scaled.
 
         Raises:
-            ValueError: The numbers are not integers.
+            ValueError: The numbers are not int8 or uint8.
         """
         if (scale, offset) == (1.0, 0.0):
             return None
         dtype = str(content.vector_type.dtype)
         if dtype not in ("int8", "uint8"):
             raise InputError(
-                f"scale={scale} and offset={offset} are of integers, and {content.first_file} holds {dtype}. Leave them out."
+                f"scale={scale} and offset={offset} apply to int8 and uint8 files, but {content.first_file} contains "
+                f"{dtype}. Leave them out."
             )
         return cls(np.float32(scale), np.float32(offset))
 
     def scaled(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the numbers that integers represent."""
+        """Return the float32 numbers that integers represent."""
         return (numbers.astype(np.float32) - self.offset) * self.scale

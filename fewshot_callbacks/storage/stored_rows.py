@@ -1,4 +1,4 @@
-"""Rows of embeddings that stay where they are, in a file or in a smaller type, and are read in chunks."""
+"""Rows of embeddings that are stored in a file or in a smaller type, and are read in chunks."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from fewshot_callbacks.system.words import with_article
 
 T = TypeVar("T")
 
-# Types of numbers that an evaluation can compute with as stored. NumPy has no bfloat16.
+# Types of stored numbers that an evaluation supports. NumPy has no bfloat16.
 DTYPES = ("float16", "torch.bfloat16", "float32", "float64", "int8", "uint8")
 _DTYPE_NAMES = {name.removeprefix("torch.") for name in DTYPES}
-# These types are converted before rows are compared.
+# Types that are converted before rows are compared.
 _CONVERTED = _DTYPE_NAMES - {"float32", "float64"}
 
-# Share of the budget for rows that stay in memory.
+# Fraction of the budget for rows that stay in memory.
 RESIDENT_SHARE = 0.2
-# Share of the budget for rows that are read. It has room for `CHUNKS_READ` chunks of float32: the chunk that is
-# compared, the next one, an operand of a product, and a chunk in its stored type.
+# Fraction of the budget for reading. It has room for `CHUNKS_READ` float32 chunks: the current chunk, the next one, an
+# operand of a product, and a chunk in its stored type.
 READ_SHARE = 0.3
 CHUNKS_READ = 4
-# Fewest rows of a chunk: with fewer rows, the calls cost more than the reading.
+# With fewer rows per chunk, the calls cost more than the reading.
 LEAST_CHUNK_ROWS = 64
 
 
 class StoredRows:
-    """Neighbouring rows of an array, which are read when they are needed.
+    """Contiguous rows of an array, which are read when they are needed.
 
     Args:
-        array: (rows, dim) Floating-point numbers or small integers; has `shape`, `dtype` and slices.
+        array: (rows, dim) Floating-point numbers or small integers, with `shape`, `dtype` and slicing.
         memory: Budget of the evaluation in bytes.
         start: The first row.
         stop: The row after the last; None for the end of the array.
 
     Attributes:
-        shape: (rows, dim), also as a length, `dim` and `ndim`.
+        shape: (rows, dim).
         dtype: The type in which rows are compared: float64 for float64, otherwise float32, which represents each number
             of the smaller types exactly.
         resident_rows: Number of rows that may stay in memory.
         chunk_rows: Number of rows that are read at a time.
-        remaining_share: Share of the budget that is left for everything else.
+        remaining_share: Fraction of the budget for everything else.
     """
 
     def __init__(self, array: Any, memory: float, start: int = 0, stop: int | None = None) -> None:
@@ -78,7 +78,7 @@ class StoredRows:
         return self.stop - self.start
 
     def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        """Return rows by their indices, by a mask, or neighbouring rows."""
+        """Return the rows of indices, a mask or a slice."""
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
             return self.read(slice(start, stop))
@@ -86,12 +86,7 @@ class StoredRows:
         return self.take(indices.numpy())
 
     def read(self, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of neighbouring rows.
-
-        Args:
-            rows: Which rows.
-            dtype: Type of the copy; by default that in which rows are compared.
-        """
+        """Return a copy of the rows of a slice, by default in the type in which rows are compared."""
         tensor = rows_of(self.array, slice(self.start + rows.start, self.start + rows.stop))
         dtype = dtype or self.dtype
         if tensor.numel() and len(tensor) <= self.chunk_rows:
@@ -99,11 +94,11 @@ class StoredRows:
         return tensor.to(dtype).contiguous()
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield all rows in their order, chunk by chunk, each with its place."""
+        """Yield (slice, rows) for all rows in order, chunk by chunk."""
         return read_ahead(even_slices(0, len(self), self.chunk_rows), self.read)
 
     def take(self, indices: NDArray[Any]) -> Tensor:
-        """Return (indices, dim) the rows of these indices. All rows are read once, in their order."""
+        """Return (indices, dim) the rows of these indices. All rows are read once, in order."""
         result = torch.empty(len(indices), self.dim, dtype=self.dtype)
         for chunk, values in self.chunks():
             in_chunk = np.flatnonzero((indices >= chunk.start) & (indices < chunk.stop))
@@ -111,9 +106,10 @@ class StoredRows:
         return result
 
     def memory_mapped(self) -> Tensor:
-        """Return (rows, dim) all rows, mapped from a file: the array's own, or a copy that vanishes with the tensor.
+        """Return (rows, dim) all rows as a memory-mapped tensor.
 
-        Rows of a tensor in the type in which they are compared are in memory already, and are returned as they are.
+        The tensor maps the file of the array, or a temporary copy that is deleted with the tensor. A tensor in memory is
+        returned without a copy if it already has the type in which rows are compared.
 
         Raises:
             ValueError: The disk has no room for the copy.
@@ -125,13 +121,13 @@ class StoredRows:
             if values.dtype in (np.float32, np.float64) and values.flags.c_contiguous:
                 return read_only_tensor(values)
         dtype = np.float64 if self.dtype == torch.float64 else np.float32
-        # There is no buffer: after a failed write, closing the file would write the rest of the buffer and fail again.
+        # No buffer: after a failed write, closing the file would flush the buffer and fail again.
         with tempfile.TemporaryFile(buffering=0) as file:
             self._write(file)
             return torch.from_numpy(np.memmap(file, dtype, "r+", shape=self.shape))
 
     def _write(self, file: IO[bytes]) -> None:
-        """Write all rows to a file before it is mapped: a full disk under a mapped file ends the process by a signal.
+        """Write all rows to a file before it is mapped, because a full disk under a mapped file kills the process.
 
         Raises:
             ValueError: The disk has no room.
@@ -144,28 +140,28 @@ class StoredRows:
             except OSError as error:
                 megabytes = len(self) * self.dim * self.dtype.itemsize / 1e6
                 raise InputError(
-                    f"a copy of {len(self):,} vectors of {self.dim} components could not be written to "
-                    f"{tempfile.gettempdir()} ({error.strerror or error}). Make room for {megabytes:,.1f} MB, name another "
-                    "folder in TMPDIR, or pass max_queries, with which there is no copy."
+                    f"a copy of {len(self):,} {self.dim}-dimensional vectors could not be written to "
+                    f"{tempfile.gettempdir()} ({error.strerror or error}). Free {megabytes:,.1f} MB, set TMPDIR to another "
+                    "folder, or pass max_queries, which needs no copy."
                 ) from error
 
 
 class _Blocks:
-    """Memory for chunks. A block is reused as soon as nothing refers to the tensor that was made in it.
+    """Memory for chunks. A block is reused when no tensor refers to it any more.
 
-    The C allocator would place small arrays in the block that a chunk has left. The next chunk would then not fit
-    there, and the process would grow by nearly the size of the file.
+    The C allocator would place small arrays in the freed block of a chunk. The next chunk would not fit there, and the
+    process would grow by nearly the size of the file.
     """
 
     def __init__(self) -> None:
-        # Blocks that no tensor uses. Several threads may append to a list, and pop from it, at the same time.
+        # Unused blocks. Appending to a list and popping from it are thread-safe.
         self._free: list[mmap] = []
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor of a shape with at least one element. No other tensor has its block meanwhile."""
+        """Return an uninitialised tensor with at least one element, in a block of its own."""
         size = math.prod(shape) * dtype.itemsize
         block = self._take(size)
-        # The tensor, and each view of it, keeps this array alive.
+        # The tensor and all its views keep this array alive.
         values = np.frombuffer(block, np.uint8, size)
         weakref.finalize(values, self._free.append, block).atexit = False
         return torch.from_numpy(values).view(dtype).view(shape)
@@ -173,7 +169,7 @@ class _Blocks:
     def _take(self, size: int) -> mmap:
         """Return a free block of at least `size` bytes. Smaller blocks are freed."""
         while self._free:
-            with suppress(IndexError):  # another thread has taken the last one
+            with suppress(IndexError):  # another thread has taken the last block
                 block = self._free.pop()
                 if len(block) >= size:
                     return block
@@ -181,14 +177,14 @@ class _Blocks:
 
 
 def rows_of(array: Any, rows: slice) -> Tensor:
-    """Return neighbouring rows of an array on the CPU, in its type.
+    """Return the rows of a slice on the CPU, in the type of the array.
 
     Args:
         array: (rows, dim) An array for which `is_read_by_slices` is true.
-        rows: Which rows, within its shape.
+        rows: A slice within its shape.
 
     Raises:
-        ValueError: It gives another number of rows, or rows of another dimension, than its shape.
+        ValueError: The array returns rows that do not match its shape.
     """
     values = array[rows]
     tensor = tensor_of_other_library(values)
@@ -198,31 +194,30 @@ def rows_of(array: Any, rows: slice) -> Tensor:
     if tensor.shape != expected:
         shape = tuple(int(size) for size in array.shape)
         raise InputError(
-            f"{with_article(type(array).__name__)} says that its shape is {shape}, and its rows {rows.start} to "
-            f"{rows.stop} have the shape {tuple(tensor.shape)} in place of {expected}. Correct its shape, or what it "
-            "returns for a slice."
+            f"{with_article(type(array).__name__)} has the shape {shape}, but its rows {rows.start} to {rows.stop} have the "
+            f"shape {tuple(tensor.shape)} instead of {expected}. Correct its shape or its slicing."
         )
     return tensor.detach().cpu().resolve_neg()
 
 
 def is_of_other_library(array: Any) -> bool:
-    """Return whether an array is exchanged by DLPack, as arrays of JAX and CuPy are; false for PyTorch and NumPy."""
+    """Return whether an array comes from another library with DLPack, such as JAX or CuPy."""
     return hasattr(array, "__dlpack__") and not isinstance(array, Tensor | np.ndarray)
 
 
 def tensor_of_other_library(array: Any) -> Tensor | None:
-    """Return an array as a tensor that shares its memory, where NumPy would refuse it; None for what NumPy reads.
+    """Return an array as a tensor that shares its memory; None for an array that NumPy can read.
 
-    Tensors are returned as they are. NumPy only has the bfloat16 and 8-bit floats of `ml_dtypes`, which PyTorch does
-    not support.
+    Tensors are returned unchanged. NumPy arrays of the bfloat16 and 8-bit float types of `ml_dtypes` are converted, since
+    `torch.from_numpy` does not support them.
 
     Raises:
-        ValueError: The array is on a device that PyTorch does not reach, and is not converted to NumPy unasked.
+        ValueError: The array is on a device that PyTorch cannot access, and NumPy cannot convert it implicitly.
     """
     if isinstance(array, Tensor):
         return array
     if isinstance(array, np.ndarray) and array.dtype.name.startswith(("bfloat16", "float8")):
-        # PyTorch refuses negative strides, and warns of read-only arrays.
+        # PyTorch rejects negative strides, and warns about read-only arrays.
         bits = np.array(array, copy=None if array.flags.writeable else True, order="C")
         bits = bits.view(f"i{array.dtype.itemsize}")
         return torch.from_numpy(bits).view(getattr(torch, array.dtype.name))
@@ -245,14 +240,14 @@ def tensor_of_other_library(array: Any) -> Tensor | None:
 
 
 def as_one_tensor(rows: Tensor | StoredRows) -> Tensor:
-    """Return rows as one tensor; stored rows are mapped from a file."""
+    """Return rows as one tensor. Stored rows are memory-mapped."""
     return rows.memory_mapped() if isinstance(rows, StoredRows) else rows
 
 
 def is_read_by_slices(rows: Any) -> bool:
-    """Return whether rows are an array that is read by slices, and not compared as it is.
+    """Return whether an array is read slice by slice.
 
-    Tensors and arrays of float32 and float64 in memory are compared as they are, and so are arrays of other libraries.
+    False for float32 and float64 tensors and arrays in memory, and for arrays of other libraries, which are used directly.
     """
     try:
         axes = 0 if isinstance(rows, Tensor) and rows.is_nested else len(rows.shape)  # a nested tensor has no shape
@@ -266,13 +261,13 @@ def is_read_by_slices(rows: Any) -> bool:
     if isinstance(rows, np.memmap):
         return True
     if isinstance(rows, np.ndarray):
-        # A masked array has its own class. It is refused elsewhere.
+        # A masked array is another class, and is refused elsewhere.
         return type(rows) is np.ndarray and dtype in _CONVERTED
     return True
 
 
 def even_slices(start: int, stop: int, max_rows: int) -> list[slice]:
-    """Return slices of about equal size that cover a range, each of at most `max_rows` rows; none for an empty range.
+    """Return slices of about equal size and at most `max_rows` rows that cover a range; empty for an empty range.
 
     Examples:
         >>> even_slices(0, 10, 4)
@@ -286,32 +281,27 @@ def even_slices(start: int, stop: int, max_rows: int) -> list[slice]:
 
 
 class _Reading(NamedTuple, Generic[T]):
-    """A slice of rows, and its values once a thread has read them."""
+    """A slice of rows, and the future of its values."""
 
     rows: slice
     values: Future[T]
 
 
 def read_ahead(slices: Iterable[slice], read: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-    """Yield each slice with its values, while a thread reads the values of the next one.
-
-    Args:
-        slices: Which rows, in the order in which they are read.
-        read: Reads the rows of a slice.
-    """
+    """Yield each slice with its values, while a thread reads the next slice."""
     with ThreadPoolExecutor(1) as thread:
         readings = (_Reading(rows, thread.submit(read, rows)) for rows in slices)
         current = next(readings, None)
         while current is not None:
             following = next(readings, None)
             yield current.rows, current.values.result()
-            # This generator drops the values before it starts the reading after the next one. If the caller drops them at
-            # its next step, at most three slices are in memory.
+            # The values are dropped before the next reading starts. If the caller also drops them at its next step, at most
+            # three slices are in memory.
             current = following
 
 
 def _is_mapped(array: Any) -> bool:
-    """Return whether an array is one mapped file, so that a slice reads nothing."""
+    """Return whether an array is a single memory-mapped file."""
     if len(getattr(array, "files", ["one file"])) != 1:
         return False
     base = array[0:1]
@@ -321,7 +311,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def read_only_tensor(values: NDArray[Any]) -> Tensor:
-    """Return a tensor that shares the memory of an array. PyTorch warns of read-only arrays, but nothing writes to it."""
+    """Return a tensor that shares the memory of a read-only array, without PyTorch's warning. Do not write to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(values)
