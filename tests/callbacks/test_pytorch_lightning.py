@@ -93,17 +93,22 @@ def test_a_module_of_this_package_is_trained_and_loaded(one: tuple[Path, dict[st
 OURS = "from fewshot_callbacks.trainer.lightning import PACKAGE; print(PACKAGE)"
 
 
+def slow(lines: list[str], package: str) -> Any:
+    """A case whose process takes as long as the others, for `make test-rest`."""
+    return pytest.param(lines, package, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("lines", "package"),
     [
         (["import pytorch_lightning", OURS], "pytorch_lightning"),
-        (["from pytorch_lightning import Trainer", OURS, "import lightning.pytorch"], "pytorch_lightning"),
+        slow(["from pytorch_lightning import Trainer", OURS, "import lightning.pytorch"], "pytorch_lightning"),
         ([OURS], "lightning"),
-        ([OURS, "import pytorch_lightning"], "lightning"),
-        (["import lightning.pytorch", OURS], "lightning"),
-        (["import pytorch_lightning, lightning.pytorch", OURS], "lightning"),
+        slow([OURS, "import pytorch_lightning"], "lightning"),
+        slow(["import lightning.pytorch", OURS], "lightning"),
+        slow(["import pytorch_lightning, lightning.pytorch", OURS], "lightning"),
         (["import sys; sys.modules['lightning'] = None", OURS], "pytorch_lightning"),
-        (["import sys; sys.modules['pytorch_lightning'] = None", OURS], "lightning"),
+        slow(["import sys; sys.modules['pytorch_lightning'] = None", OURS], "lightning"),
     ],
 )
 def test_the_package_is_the_one_that_is_imported_first(lines: list[str], package: str, tmp_path: Path) -> None:
