@@ -265,7 +265,9 @@ def better_or_noise(data: Data) -> Figure:
         axes.set(xlabel="validation", title=title)
     panels[0].set_ylabel("intervals that contain\nthe true gain (%)")
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, title="each validation is compared with", loc="outside lower center", ncols=len(names))
+    figure.legend(
+        handles, names, title="each validation is compared with", loc="outside lower center", ncols=len(names)
+    )
     return figure
 
 

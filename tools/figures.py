@@ -1,13 +1,13 @@
 """Draw every figure of the documentation in one style and one palette, as the PNG that its page shows.
 
-    python tools/figures.py                                  # all; two minutes on one core, most of it for pictures_*
+    python tools/figures.py                                  # all; three minutes on one core, most of it for pictures_*
     python tools/figures.py --only demo class_count          # some
     python tools/figures.py --list                           # what there is, and which command makes the data
 
 What needs long trainings is drawn from what they left: docs/figures/data/NAME.json. `--measure` repeats them first and
 replaces that file (demo: five minutes on one core, the others up to an hour). docs/images/report.png is a picture of a
-browser: tools/report_picture.py. docs/images/compression.png is that of examples/recipes/matryoshka.py. The SVGs of
-docs/research/how_it_works.md are written by hand.
+browser: tools/report_picture.py. docs/images/compression.png is drawn by examples/recipes/matryoshka.py. The SVGs of
+docs/research/how_it_works.md are written by hand. icons and pictures_* need installed icon themes (examples/icons).
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def draw_icons(folder: Path, _: tuple[str, ...]) -> None:
 
 
 def draw_pictures(folder: Path, _: tuple[str, ...]) -> None:
-    subprocess.run([sys.executable, EXAMPLES / "pictures.py", "--docs", folder], check=True, cwd=ROOT)
+    options = ("--data", "icons", "--episodes", "80", "--docs", folder)
+    subprocess.run([sys.executable, EXAMPLES / "pictures.py", *options], check=True, cwd=ROOT)
 
 
 STUDIES = {
