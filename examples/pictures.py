@@ -8,13 +8,13 @@ docs/callbacks/pictures.md.
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
 import matplotlib
 from icons import IconThemes
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
-from PIL import Image
 
 from fewshot_callbacks import (
     EmbeddingMap,
@@ -68,6 +68,4 @@ folder = Path(trainer.logger.log_dir) / "pictures" / "val"
 print(f"The pictures are in {folder}, the report is {Path(trainer.logger.log_dir) / 'report.html'}.")
 if options.docs:
     for name in ("worst_queries", "confident_mistakes", "embedding_map", "score_histograms", "weakest_classes"):
-        with Image.open(sorted((folder / name).iterdir())[-1]) as picture:
-            small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-            small.save(options.docs / f"pictures_{name}.png", optimize=True)
+        shutil.copy(sorted((folder / name).iterdir())[-1], options.docs / f"pictures_{name}.png")
