@@ -5,9 +5,12 @@
     python tools/figures.py --list                           # what there is, and which command makes the data
 
 What needs long trainings is drawn from what they left: docs/figures/data/NAME.json. `--measure` repeats them first and
-replaces that file (demo: five minutes on one core, the others up to an hour). docs/images/report.png is a picture of a
-browser: tools/report_picture.py. docs/images/compression.png is drawn by examples/recipes/matryoshka.py. The SVGs of
-docs/research/how_it_works.md are written by hand. icons and pictures_* need installed icon themes (examples/icons).
+replaces that file (demo: five minutes on one core, the others up to an hour). icons and pictures_* need installed icon
+themes (examples/icons/README.md).
+
+The other pictures: tools/report_picture.py takes docs/images/report*.png in a browser,
+examples/recipes/matryoshka.py draws docs/images/compression.png, and the SVGs of docs/research/how_it_works.md are
+written by hand.
 """
 
 from __future__ import annotations
