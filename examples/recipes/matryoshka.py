@@ -31,7 +31,8 @@ class Matryoshka(nn.Module):
 
 
 seed_everything(0)
-# Conv4 ends in a ReLU: its outputs are never negative, so that sign bits would say little.
+# Conv4 ends in a ReLU. Its outputs are never negative, so their signs
+# carry no information. A linear layer has outputs of both signs.
 encoder = nn.Sequential(Conv4(1), nn.Linear(256, 128))
 train, val = Glyphs("train"), Glyphs("val")
 sampler = ClassBalancedBatchSampler(train.labels, classes_per_batch=16, items_per_class=4, batches=20)
