@@ -29,7 +29,7 @@ from fewshot_callbacks.plots.style import BLACK, BLUE, GREEN, VERMILION, encode,
 CLASSES = {"red": (VERMILION, "o"), "green": (GREEN, "s"), "blue": (BLUE, "^")}
 MARKS = {"max": "x", "min": "o"}  # a ring
 EXTREME = BLACK
-RESOLUTION = 150  # of the fields, which are smooth: small files
+RESOLUTION = 200  # of the fields, which are smooth: small files
 SIZES = {"x": 6, "o": 15}
 FIELD, BAR = "cividis", "probability of the red class"
 VECTORS = torch.eye(3, dtype=torch.float64)[

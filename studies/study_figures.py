@@ -50,7 +50,7 @@ def class_count(data: Data) -> Figure:
     names = [f"{name}, 95 % interval" for name in names]
     if any(len(draws["recall"]) > 1 for draws in data["draws"]):
         handles.append(_mark(GREY, ".", 4))
-        names.append("other draws of classes")
+        names.append("other random classes")
     figure.legend(handles, names, loc="outside lower center", ncols=len(names))
     if "checkpoints" in data:
         _over_checkpoints(figure, places[1], data)
@@ -67,7 +67,7 @@ def _over_classes(axes: Axes, of_sizes: Sequence[Data]) -> None:
                 [size * aside**2.5] * len(others), others, ".", color=style.colour, alpha=0.35, markersize=3, zorder=1
             )
     _ticks_at(axes, sizes, [str(size) for size in sizes])
-    axes.set(xlabel="unseen classes (log scale)", ylabel="recall of unseen classes (%)", title="One network")
+    axes.set(xlabel="unseen classes (log scale)", ylabel="recall on unseen classes (%)", title="One network")
     axes.set_ylim(top=100.8)
 
 
@@ -75,7 +75,7 @@ def _over_checkpoints(figure: Figure, axes: Axes, data: Data) -> None:
     recall, grouped = (100 * np.array(data["checkpoints"][metric]) for metric in METRICS)
     steps = np.array(data["checkpoints"]["steps"])
     axes.scatter(recall, grouped, c=steps, cmap="cividis", s=22, edgecolor=BLACK, linewidth=0.4, zorder=2)
-    axes.set(xlabel="Recall@1 (%)", ylabel="Grouped Recall@1 (%)", title=f"{len(steps)} checkpoints of one training")
+    axes.set(xlabel="Recall@1 (%)", ylabel="Grouped Recall@1 (%)", title=f"{len(steps)} checkpoints of one run")
     axes.text(
         0.97, 0.05, f"rank correlation {data['rank_correlation']:.3f}", transform=axes.transAxes, ha="right",
         fontsize=SMALL,
@@ -130,7 +130,7 @@ def model_size_gap(data: Data) -> Figure:
                 linestyle=(0, (1.2, 1.2)),
             )
         _ticks_at(axes, filters, [str(number) for number in filters])
-        axes.set(xlabel="filters of each layer (log scale)", ylabel=f"gap in {title}\n(percentage points)")
+        axes.set(xlabel="filters per layer (log scale)", ylabel=f"gap in {title}\n(percentage points)")
         _from_zero(axes)
     one = Line2D([], [], color=GREY, marker=".", linestyle="")
     names = ["trained, 95 % interval over classes", data.get("dots", "each seed"), "untrained"]
@@ -158,7 +158,7 @@ def average_precision_loss(data: Data) -> Figure:
                 markeredgewidth=0,
             )  # fmt: skip
             axes.plot([np.mean(values)], [height], "|", color=BLACK, markersize=11, markeredgewidth=1.4)
-        axes.set(title=of, xlabel="mAP of unseen classes")
+        axes.set(title=of, xlabel="mAP on unseen classes")
         axes.set_yticks(range(len(names)), [titles[name] for name in names])
         axes.tick_params(axis="y", length=0)
     panels[0].invert_yaxis()
@@ -230,15 +230,15 @@ def norm_ratio(data: Data) -> Figure:
         axes.set_xlabel("1 − φ (log scale)")
         axes.xaxis.set_minor_locator(NullLocator())
     panels[0].set_xlim(left=LEAST)
-    panels[0].set_ylabel("share of measured\nsteps up to 1 − φ (%)")
+    panels[0].set_ylabel("fraction of measured\nsteps up to 1 − φ (%)")
     panels[0].set_ylim(0, 100)
     _legend_of_heads(figure, lines, 1)
     return figure
 
 
 RULES = {
-    "best": ('the last that was better (compare="best")', MethodStyle(BLACK, "o", "-")),
-    "first": ("the first", MethodStyle(GREY, "D", (0, (1.2, 1.2)))),
+    "best": ('the last better one (compare="best")', MethodStyle(BLACK, "o", "-")),
+    "first": ("the first one", MethodStyle(GREY, "D", (0, (1.2, 1.2)))),
     "best by value": ("the best value", MethodStyle(VERMILION, "s", (0, (4, 1.2)))),
 }
 """Rule -> which validation is the reference, in the legend, and how it is drawn."""
@@ -263,9 +263,11 @@ def better_or_noise(data: Data) -> Figure:
             )  # fmt: skip
         axes.axhline(95, color=BLACK, linewidth=0.8, zorder=1)
         axes.set(xlabel="validation", title=title)
-    panels[0].set_ylabel("intervals with\nthe true gain (%)")
+    panels[0].set_ylabel("intervals that contain\nthe true gain (%)")
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, title="compared with", loc="outside lower center", ncols=len(names))
+    figure.legend(
+        handles, names, title="each validation is compared with", loc="outside lower center", ncols=len(names)
+    )
     return figure
 
 

@@ -1,13 +1,16 @@
 """Draw every figure of the documentation in one style and one palette, as the PNG that its page shows.
 
-    python tools/figures.py                                  # all figures; two minutes on one core, mostly for pictures_*
-    python tools/figures.py --only demo class_count          # some figures
-    python tools/figures.py --list                           # list the figures, and the commands that make their data
+    python tools/figures.py                                  # all; three minutes on one core, most of it for pictures_*
+    python tools/figures.py --only demo class_count          # some
+    python tools/figures.py --list                           # what there is, and which command makes the data
 
-Figures of long training runs are drawn from saved data: docs/figures/data/NAME.json. `--measure` repeats the runs first and
-replaces that file (demo: five minutes on one core, the others up to an hour). Three kinds of image come from elsewhere:
-tools/report_picture.py takes the screenshot docs/images/report.png, examples/recipes/matryoshka.py draws
-docs/images/compression.png, and the SVGs of docs/research/how_it_works.md are written by hand.
+What needs long trainings is drawn from what they left: docs/figures/data/NAME.json. `--measure` repeats them first and
+replaces that file (demo: five minutes on one core, the others up to an hour). icons and pictures_* need installed icon
+themes (examples/icons/README.md).
+
+The other pictures: tools/report_picture.py takes docs/images/report*.png in a browser,
+examples/recipes/matryoshka.py draws docs/images/compression.png, and the SVGs of docs/research/how_it_works.md are
+written by hand.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ def draw_icons(folder: Path, _: tuple[str, ...]) -> None:
 
 
 def draw_pictures(folder: Path, _: tuple[str, ...]) -> None:
-    subprocess.run([sys.executable, EXAMPLES / "pictures.py", "--docs", folder], check=True, cwd=ROOT)
+    options = ("--data", "icons", "--episodes", "80", "--docs", folder)
+    subprocess.run([sys.executable, EXAMPLES / "pictures.py", *options], check=True, cwd=ROOT)
 
 
 STUDIES = {

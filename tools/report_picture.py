@@ -1,7 +1,7 @@
-"""Take a screenshot of a report in a headless browser, for README.
+"""Take a picture of a report in a headless browser, as docs/evaluate/report.md shows it.
 
-    fewshot report embeddings.npz -o report.html
-    python tools/report_picture.py report.html docs/images/report.png --sections threshold queries suspects
+    python tools/report_picture.py report.html docs/images/report.png --to threshold
+    python tools/report_picture.py report.html docs/images/report_queries.png --from queries --to queries
 
 Needs Chromium with its driver (apt-get install chromium chromium-driver) and selenium, which is among the dev dependencies.
 """
@@ -18,14 +18,28 @@ from pathlib import Path
 from PIL import Image
 from selenium import webdriver
 
+MARGIN = 16
+"""Pixels of the page above and below the sections."""
+
+ARRANGE = """
+const [from, to, cards] = arguments;
+for (const list of document.querySelectorAll("#panels, #suspect-list, #duplicate-list"))
+  for (const card of [...list.children].slice(cards)) card.remove();
+for (const button of document.querySelectorAll("#more-panels, #more-suspects")) button.remove();
+const top = from ? document.getElementById(from).getBoundingClientRect().top + scrollY : 0;
+return [top, document.getElementById(to).getBoundingClientRect().bottom + scrollY];
+"""
+"""Keeps the first cards of each list, so that no card is cut; returns the top and the bottom of the sections in pixels."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("picture", type=Path)
-    parser.add_argument("--sections", nargs="+", default=["threshold", "suspects"], help="one below the other")
+    parser.add_argument("--from", dest="first", help="id of the first section; by default the top of the report")
+    parser.add_argument("--to", dest="last", default="threshold", help="id of the last section")
+    parser.add_argument("--cards", type=int, default=4, help="queries, suspects or duplicates to show")
     parser.add_argument("--width", type=int, default=1100)
-    parser.add_argument("--most", type=int, default=620, help="maximum height of a section, in pixels")
     options = parser.parse_args()
     settings = webdriver.ChromeOptions()
     settings.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -33,30 +47,19 @@ def main() -> None:
         settings.add_argument(word)
     browser = webdriver.Chrome(options=settings, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
-        size = {"width": options.width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        # Two pixels of the picture for each pixel of the page: text is sharp on every screen.
+        size = {"width": options.width, "height": 900, "deviceScaleFactor": 2, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.get(options.report.resolve().as_uri())
         time.sleep(1)
-        parts = [section(browser, name, options.width, options.most) for name in options.sections]
+        top, bottom = browser.execute_script(ARRANGE, options.first, options.last, options.cards)
+        above = min(MARGIN, top)
+        clip = {"x": 0, "y": top - above, "width": options.width, "height": bottom - top + above + MARGIN, "scale": 1}
+        shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
     finally:
         browser.quit()
-    whole = Image.new("RGB", (options.width, sum(part.height for part in parts)), parts[0].getpixel((0, 0)))
-    top = 0
-    for part in parts:
-        whole.paste(part, (0, top))
-        top += part.height
-    whole.quantize(128).save(options.picture, optimize=True)
-
-
-def section(browser: webdriver.Chrome, name: str, width: int, most: int) -> Image.Image:
-    """Return a section of the page, cut at a maximum height."""
-    top, height = browser.execute_script(
-        "const box = document.getElementById(arguments[0]).getBoundingClientRect(); return [box.top + scrollY, box.height];",
-        name,
-    )
-    clip = {"x": 0, "y": top - 16, "width": width, "height": min(height + 24, most), "scale": 1}
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
-    return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    picture.quantize(256, dither=Image.Dither.NONE).save(options.picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,11 @@ OUTSIDE = {
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 """A Markdown link to a file: words, path and anchor."""
 
-BADGES = re.compile(r"^\[!\[.+\n\n", re.MULTILINE)
-"""A line of badges. Badges come from other hosts, and the site fetches nothing from another host."""
+BADGES = re.compile(r"^\[!\[[^\]]*\]\(https?:.+\n\n", re.MULTILINE)
+"""A line of badges, which come from other hosts. The site fetches nothing from another host."""
+
+WITHOUT_NAVIGATION = ("index.md", "research/guarantees.md")
+"""Pages without the left column: the start page is the only page of its tab, and the tables of guarantees are wide."""
 
 TEST = re.compile(r"`(tests/[^`]+)::(\w+)`")
 """A test of a guarantee, in the last column of a table. Its name is longer than the guarantee: on the site it is a link."""
@@ -60,14 +63,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     shown = {path: page for page, path in OUTSIDE.items()}
 
     def link_on_site(match: re.Match[str]) -> str:
-        words, path, anchor = match[1], match[2], match[3] or ""
+        words = LINK.sub(link_on_site, match[1])  # a picture that is a link
+        path, anchor = match[2], match[3] or ""
         in_repository = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
         if in_repository in shown:
             on_site = shown[in_repository]
         elif in_repository.startswith("docs/"):
             on_site = in_repository.removeprefix("docs/")
         elif not (ROOT / in_repository).exists():
-            return match[0]  # MkDocs reports the missing file
+            return match[0]  # MkDocs reports that there is no such file
         elif config.repo_url:
             kind = "tree" if (ROOT / in_repository).is_dir() else "blob"
             return f"[{words}]({config.repo_url}/{kind}/main/{in_repository}{anchor})"
@@ -75,15 +79,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             return words
         return f"[{words}]({posixpath.relpath(on_site, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
+    if page.file.src_uri in WITHOUT_NAVIGATION:
+        page.meta["hide"] = ["navigation"]
     if page.file.src_uri == "research/guarantees.md":
-        page.meta["hide"] = ["navigation"]  # the wider the tables, the shorter the page
-        if config.repo_url:
-            markdown = TEST.sub(lambda match: f"[test]({_line_of(config, *match.groups())})", markdown)
+        markdown = TEST.sub(lambda match: _link_to_test(config, *match.groups()), markdown)
     return LINK.sub(link_on_site, BADGES.sub("", markdown))
 
 
-def _line_of(config: MkDocsConfig, path: str, test: str) -> str:
-    """Return the address of a test in the repository, with its path and name as a tooltip."""
+def _link_to_test(config: MkDocsConfig, path: str, test: str) -> str:
+    """Return a link to a test in the repository, which shows the path and the name of the test under the pointer."""
+    if not config.repo_url:
+        return f'<abbr title="{path}::{test}">test</abbr>'
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     line = next(number for number, text in enumerate(lines, 1) if text.lstrip().startswith(f"def {test}("))
-    return f'{config.repo_url}/blob/main/{path}#L{line} "{path}::{test}"'
+    return f'[test]({config.repo_url}/blob/main/{path}#L{line} "{path}::{test}")'

@@ -140,7 +140,7 @@ class EmbeddingMap(PictureCallback):
                 columns = {"class": classes, "item": positions.tolist()}
                 thumbnails = None if picture is None else _thumbnails(picture, sample.tolist())
                 log_embedding(trainer, evaluated.key("embedding"), embeddings, columns, self._policy, thumbnails)
-            return embedding_map(projection, title=f"{evaluated.title}: the same classes in every epoch")
+            return embedding_map(projection, title=f"{evaluated.title}, the same classes in every epoch")
 
         return {key: draw}
 

@@ -217,8 +217,8 @@ class RetrievalPanels(PictureCallback):
         }
         limit = "" if kept is None else " whose images were kept"
         titles = {
-            "worst_queries": f"least average precision of {has_image.sum():,} queries{limit}",
-            "confident_mistakes": f"wrong first neighbours of the highest scores{limit}",
+            "worst_queries": f"lowest average precision of {has_image.sum():,} queries{limit}",
+            "confident_mistakes": f"wrong first neighbours with the highest scores{limit}",
             "sample_queries": f"{len(chosen['sample_queries'])} queries, the same in every epoch",
         }
         return chosen, titles

@@ -336,11 +336,11 @@ def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles
         axes.set_ylabel(title)
     for axes in panels[-1]:
         axes.set_xlabel("training steps")
-    note = f"training batches: exponential mean, factor {SMOOTHING:g}"
+    note = f"training batches: exponential moving average, factor {SMOOTHING:g}"
     if seeds > 1:
         handles[BAND.format(seeds=seeds)] = Patch(color=GREY, alpha=0.25, linewidth=0)
     else:
-        note += "; thin: each batch"
+        note += "; thin lines: each batch"
     figure.legend(
         list(handles.values()),
         list(handles),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
@@ -21,7 +22,7 @@ LEFT_MARGIN = 1.8
 RIGHT_MARGIN = 3.0
 # Free space above the highest and below the lowest point, as a fraction of the range of values.
 VALUE_MARGIN = 0.12
-# The axis extends beyond the bounds of a metric, so that a point at a bound is completely visible.
+# The axis extends beyond the bounds of a metric, so that a point or the cap of a bar at a bound is completely visible.
 BEYOND_BOUNDS = 0.02
 # Horizontal and vertical distance of a label from its point, in points.
 LABEL_GAP = 6
@@ -77,8 +78,8 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
     """Return a figure of a metric against bytes per item, on a logarithmic axis, 6 inches wide.
 
     Each code (float, int8, binary) has a line. The label of a point is its number of dimensions. The bar of a point is the
-    interval of the difference from the full embedding, drawn around the point. If the bar does not touch the grey line, the
-    loss or gain is statistically significant.
+    interval of the difference from the full embedding, drawn around the point and cut at the bounds of the metric. If the
+    bar does not touch the grey line, the loss or gain is statistically significant.
 
     Args:
         report: The result of `compression_costs`.
@@ -111,11 +112,12 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
     axes.set(xlabel="bytes per item", ylabel=key)
     axes.set_xscale("log", base=2)
     axes.axhline(whole, color=style.GREY, linestyle=(0, (1.2, 1.2)), linewidth=1.0, zorder=0)
-    points_of = {family: _points(report, key, code) for code, family in FAMILIES.items()}
+    bounds = report.whole.requested(key).metric.range or (-math.inf, math.inf)
+    points_of = {family: _points(report, key, code, bounds) for code, family in FAMILIES.items()}
     for family, points in points_of.items():
         _draw_line(axes, family, points)
     all_points = [point for points in points_of.values() for point in points]
-    _set_limits(axes, all_points, report.whole.requested(key).metric.range)
+    _set_limits(axes, all_points, bounds)
     level = f"{100 * report.whole.confidence:g} %"
     figure.supxlabel(
         f"Labels: number of dimensions. Bars: {level} interval of the difference from the full embedding.",
@@ -136,8 +138,11 @@ def compression_curve(report: CompressionReport, metric: str | None = None, titl
     return figure
 
 
-def _points(report: CompressionReport, key: str, code: str | None) -> list[_Point]:
-    """Return the forms with a code and a finite value, sorted by bytes; the full embedding has the code None."""
+def _points(report: CompressionReport, key: str, code: str | None, bounds: tuple[float, float]) -> list[_Point]:
+    """Return the forms with a code and a finite value, sorted by bytes; the full embedding has the code None.
+
+    The ends of a bar are within the bounds of the metric.
+    """
     points = []
     if code is None and math.isfinite(report.whole[key]):
         whole = report.whole[key]
@@ -146,7 +151,7 @@ def _points(report: CompressionReport, key: str, code: str | None) -> list[_Poin
         difference = variant.differences.get(key)
         if variant.code != code or difference is None or not math.isfinite(difference.first):
             continue
-        low, high = (difference.second + end for end in difference.interval)
+        low, high = np.clip([difference.second + end for end in difference.interval], *bounds).tolist()
         if math.isnan(low):
             low = high = difference.first
         points.append(_Point(variant.bytes_per_item, variant.dims, difference.first, low, high))
@@ -210,18 +215,15 @@ class _PointLabels:
         return Bbox([ends[0] - half, ends[1] + half])
 
 
-def _set_limits(axes: Axes, points: Sequence[_Point], bounds: tuple[float, float] | None) -> None:
-    """Set the limits of both axes, and a tick at each power of two.
-
-    The limits stay close to the bounds of the metric, although a bar may end beyond them.
-    """
+def _set_limits(axes: Axes, points: Sequence[_Point], bounds: tuple[float, float]) -> None:
+    """Set the limits of both axes, close to the bounds of the metric, and a tick at each power of two."""
     smallest = min(point.size for point in points)
     largest = max(point.size for point in points)
     axes.set_xlim(smallest / LEFT_MARGIN, largest * RIGHT_MARGIN)
     lowest = min(point.low for point in points)
     highest = max(point.high for point in points)
     room = VALUE_MARGIN * ((highest - lowest) or 1.0)
-    low, high = (-math.inf, math.inf) if bounds is None else bounds
+    low, high = bounds
     axes.set_ylim(max(lowest - room, low - BEYOND_BOUNDS), min(highest + room, high + BEYOND_BOUNDS))
     exponents = range(math.floor(math.log2(smallest)), math.ceil(math.log2(largest)) + 1)
     axes.xaxis.set_major_locator(FixedLocator([2.0**exponent for exponent in exponents], nbins=9))

@@ -189,6 +189,6 @@ def test_curves_of_seeds_are_one_line_in_its_interval(seeds):
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "training steps", "training steps"]
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ["softmax", "DR", "soft AP", *(["95 % interval of the mean of 5 seeds"] if seeds > 1 else [])]
-    assert "exponential mean, factor 0.9" in figure.legends[0].get_title().get_text()
+    assert "factor 0.9" in figure.legends[0].get_title().get_text()
     assert [line.get_color() for line in figure.axes[1].lines] == [METHODS[name].colour for name in demo.TRAINED]
     assert demo.smooth([2.0, float("nan"), 2.0]) == pytest.approx([2.0, 2.0, 2.0])  # passes over what is undefined

@@ -60,6 +60,16 @@ def test_points_bars_and_labels_are_those_of_the_report():
     assert {"8", "32", "recall@1", "bytes per item"} <= {*written}
 
 
+def test_a_bar_ends_at_the_bounds_of_the_metric():
+    compressed = report(dims=(1,), codes=())
+    loss = compressed.variants["dims1"].differences["recall@1"]
+    assert compressed.whole["recall@1"] + loss.interval.low < 0
+    [axes] = compression_curve(compressed, "recall@1").axes
+    (bar, _) = axes.containers[0].lines[2][0].get_segments()
+    assert bar[0, 1] == 0
+    assert bar[1, 1] == pytest.approx(compressed.whole["recall@1"] + loss.interval.high)
+
+
 def test_a_metric_without_an_interval_has_points_without_bars():
     compressed = report(dims=(8,), codes=(), metrics="pair_f1")
     assert math.isnan(compressed.variants["dims8"].differences["pair_f1"].interval.low)
