@@ -84,7 +84,7 @@ def _output(path: Path | None) -> Path:
 
 def _summary(report: RetrievalReport) -> str:
     classes = "1 class" if report.classes == 1 else f"{report.classes:,} classes"
-    return f"mAP {report.mAP:.4f} of {counted(report.queries, 'query')}, {classes}:"
+    return f"{counted(report.queries, 'query')}, {classes}, mAP {report.mAP:.4f}:"
 
 
 def _model(sets: StoredSets, options: Report, settings: RetrievalSettings) -> Model:
