@@ -180,7 +180,7 @@ def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *
     for run in runs:
         if not is_file(run) and not is_folder(run):
             raise FileNotFoundError(
-                f"{run} does not exist. Pass the folder of a run of 'fewshot fit', such as runs/version_0."
+                f"There is no {run}. Pass the folder of a run of 'fewshot fit', such as runs/version_0."
             )
     files = [join_location(run, DYNAMICS) if is_folder(run) else run for run in runs]
     missing_file = next((file for file in files if not is_file(file)), None)

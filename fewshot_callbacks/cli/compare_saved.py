@@ -29,7 +29,7 @@ def are_saved_reports(paths: Sequence[Path]) -> bool:
     if archives and others:
         other = path_text(others[0])
         if not is_file(others[0]) and not is_folder(others[0]):
-            raise FileNotFoundError(f"{other} does not exist. Pass a file that 'fewshot evaluate --save' has written.")
+            raise FileNotFoundError(f"There is no {other}. Pass a file that 'fewshot evaluate --save' has written.")
         raise InputError(
             f"{path_text(archives[0])} is a saved report or another .npz file, and {other} is neither. Compare reports with "
             "reports, and runs with runs."

@@ -174,7 +174,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         fix = f"Pass a file, such as {best_checkpoint(folder) or suggested}"
         if checkpoints:
             fix = f"{folder} contains {checkpoints}"
-        raise InputError(f"The checkpoint {path} does not exist. {fix}.")
+        raise InputError(f"There is no checkpoint {path}. {fix}.")
     try:
         # A mistake is reported before data and network are created, which may take long.
         torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
@@ -452,7 +452,7 @@ def _model_of(file: Path) -> Any:
         return None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         cause = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{file} is not valid YAML ({cause}). Pass another configuration.") from error
+        raise InputError(f"{file} is damaged: it is not valid YAML ({cause}). Pass another configuration.") from error
     if _holds_itself(content):
         raise InputError(
             f"{file} is damaged: it contains an alias, such as *name, inside the part that it refers to. Write out the part."

@@ -253,7 +253,7 @@ def _evaluation(plan: EvaluationPlan, speed: float, measured: MeasuredEvaluation
 def _memory(plan: EvaluationPlan, memory_mb: float | None) -> tuple[str, str]:
     """Return the bytes of memory in addition to the embeddings, and their purpose."""
     if memory_mb == math.inf:
-        return _bytes(plan.needed_bytes), "counters and tiles; no limit"
+        return _bytes(plan.needed_bytes), "counters and tiles; there is no limit"
     if plan.memory_bytes < plan.least_bytes:
         meaning = (
             f"the minimum of this evaluation, which exceeds the budget of {_bytes(plan.memory_bytes)}. Pass "

@@ -99,8 +99,8 @@ def _read_ivecs(file: Path) -> NDArray[np.int32]:
     width = int(numbers[0]) + 1 if len(numbers) else 0
     if width < 2 or len(numbers) % width or (numbers[::width] != width - 1).any():
         raise InputError(
-            f"{file} is not an .ivecs file with lists of equal length. Write each row as its length and then its items, all "
-            "as 4-byte integers."
+            f"{file} is not an .ivecs file with lists of equal length. Write each row as its length and then its items, as "
+            "integers of 4 bytes."
         )
     rows: NDArray[np.int32] = numbers.reshape(-1, width)[:, 1:]
     return rows

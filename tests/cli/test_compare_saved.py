@@ -132,7 +132,7 @@ def test_mistakes_are_named_in_one_line(saved, capsys, tmp_path):
         ("compare", june, july, june, "--names", "a", "b", "c", "--difference", "0.1"): ("--difference", "two", "3"),
         ("compare", june, july, "--difference", "0"): ("difference", "0.0", "above 0"),
         ("compare", june, july, "--test", "false"): ("--test false", "saved reports"),
-        ("evaluate", saved / "june.npz", "--save", saved / "june.npz"): ("--save", "june.npz", "replaced"),
+        ("evaluate", saved / "june.npz", "--save", saved / "june.npz"): ("--save", "june.npz", "replace"),
         ("evaluate", saved / "june.npz", "--against", saved / "july.npz", "--save", "a.npz"): ("--save", "--against"),
     }
     for words, facts in cases.items():

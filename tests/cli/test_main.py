@@ -144,7 +144,7 @@ def test_plan_of_a_sample_in_half_precision_without_a_limit(capsys, monkeypatch)
     words = ["--queries", "1e6", "--dim", "64", "--max_queries", "5000", "--dtype", "float16", "--memory_mb", "inf"]
     said = planned(capsys, *words)
     assert "5,000 queries, drawn from 1,000,000 against 1,000,000 items" in said
-    assert "│ 128 MB │ one set, of queries that are the gallery, too, in float16" in " ".join(said.split())
+    assert "│ 128 MB │ one set, both queries and gallery, in float16" in " ".join(said.split())
     assert "256 MB │ in float32, which half precision is compared as" in said
     assert "there is no limit" in said
 
@@ -256,7 +256,7 @@ def test_plan_says_which_files_are_passed_over(form, tmp_path, capsys):
     (tmp_path / "._part-0.npy").write_text("of a Mac")
     assert main(["plan", "--files", str(tmp_path), *form]) == 0
     said = capsys.readouterr()
-    assert missing_facts(said.err, ("1 name", "._part-0.npy 1")) == []
+    assert missing_facts(said.err, ("skipped", "._part-0.npy 1")) == []
     assert said.err.startswith("note: ")
     assert bool(form) == said.out.startswith("{")
 

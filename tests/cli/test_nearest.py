@@ -153,5 +153,5 @@ def test_mistakes_take_a_line(files, tmp_path, capsys):
     table = arrow.table({"embeddings": ROWS.astype(np.float32).tolist()})
     parquet.write_table(table, tmp_path / "rows.parquet")
     said = refused(capsys, tmp_path / "rows.parquet", "-o", tmp_path / "rows.parquet")
-    assert missing_facts(said, ("rows.parquet", "replaced")) == []
+    assert missing_facts(said, ("rows.parquet", "replace")) == []
     assert not output.exists()

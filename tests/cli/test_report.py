@@ -303,7 +303,7 @@ def test_transparent_pictures_lie_on_the_background_that_is_asked_for(folder, tm
         html, data = report(tmp_path, "clear.npz", "--images", tmp_path / "images", *words)
         shown = base64.b64decode(next(iter(data["images"].values())).partition(",")[2])
         assert Image.open(io.BytesIO(shown)).convert("RGB").getpixel((3, 3)) == colour
-        assert f"what is transparent lies on <bdi>{words[1] if words else 'white'}</bdi>" in html
+        assert f"transparent pixels are <bdi>{words[1] if words else 'white'}</bdi>" in html
 
 
 # --------------------------------------------------------------------------------------- what lies where a report is to go
