@@ -146,17 +146,17 @@ TRAINING_STEP = "a training step, J and variance ratio of every batch"
 LARGE = "31,730 512-dimensional, well-trained to hard"
 
 QUOTES: dict[str, tuple[Figure | SummaryFigure, ...]] = {
-    "31,730 512-dimensional embeddings take {} seconds and at most {} MB beyond": (
+    "31,730 512-dimensional embeddings takes {} seconds and at most {} MB beyond": (
         SummaryFigure(LARGE, 1),
         SummaryFigure(LARGE, 2),
     ),
-    "adds about {} ms to a training step of {} ms, which is within the noise ({} to {} times as long).": (
+    "adds about {} ms to a training step of {} ms, which is too little to measure reliably: steps took {} to {} times as long.": (
         Figure("overhead", TRAINING_STEP, "it adds, ms", ".0f"),
         Figure("overhead", TRAINING_STEP, "without it, ms", ".0f"),
         Figure("overhead", TRAINING_STEP, "with it, x without", ".2f", part=1),
         Figure("overhead", TRAINING_STEP, "with it, x without", ".2f", part=2),
     ),
-    "the float32 product of all pairs ({} s). Memory": (
+    "over all pairs ({} s). Memory": (
         Figure("peers", "evaluate_retrieval, default metrics", "product, seconds", ".1f"),
     ),
     "| all of its metrics | **{} ×** | **{} MB** |": _time_and_memory("evaluate_retrieval, default metrics"),
