@@ -150,7 +150,7 @@ QUOTES: dict[str, tuple[Figure | SummaryFigure, ...]] = {
         SummaryFigure(LARGE, 1),
         SummaryFigure(LARGE, 2),
     ),
-    "adds about {} ms to a training step of {} ms, which is too little to measure reliably: steps took {} to {} times as long.": (
+    "about {} ms to a training step of {} ms, which is too little to measure reliably: steps took {} to {} times as long.": (
         Figure("overhead", TRAINING_STEP, "it adds, ms", ".0f"),
         Figure("overhead", TRAINING_STEP, "without it, ms", ".0f"),
         Figure("overhead", TRAINING_STEP, "with it, x without", ".2f", part=1),

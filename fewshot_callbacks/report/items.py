@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from fewshot_callbacks.errors import InputError
 from fewshot_callbacks.files.images import (
@@ -47,7 +48,7 @@ class ReportItems:
 
     Attributes:
         embeddings: (items, dim).
-        labels: (items,): integers, strings, or tuples of several integers.
+        labels: (items,): integers, strings, or tuples of several integers; a tensor or an array becomes a list.
         name: Name of the set, such as "queries".
         picture: Function from the index of an item to its image or text; None if there is nothing to show.
         files: File name of each item, which is also shown.
@@ -57,13 +58,18 @@ class ReportItems:
     """
 
     embeddings: Any
-    labels: Sequence[int | str | tuple[int, ...]]
+    labels: Any
     name: str = "items"
     picture: Picture | None = None
     files: Sequence[str] | None = None
     label_names: Mapping[Any, str] | None = None
     ids: Any | None = None
     groups: Any | None = None
+
+    def __post_init__(self) -> None:
+        # Labels are keys of dictionaries, and two elements of a tensor are never the same key.
+        if isinstance(self.labels, Tensor | np.ndarray):
+            object.__setattr__(self, "labels", self.labels.tolist())
 
     def __len__(self) -> int:
         return len(self.labels)

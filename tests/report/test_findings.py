@@ -26,6 +26,17 @@ def test_texts_for_users_state_the_limit_of_the_worst_queries_of_a_class():
         assert worst_of_a_class_in(text) == {NUMBERS[WORST_OF_A_CLASS]}
 
 
+def test_labels_of_a_tensor_are_those_of_a_list(tmp_path):
+    labels = torch.arange(60) // 5
+    rows = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    report = evaluate_retrieval(rows, labels)
+    pages = [
+        write_report(tmp_path / f"{number}.html", report, ReportItems(rows, items)).path.read_text()
+        for number, items in enumerate((labels, labels.numpy(), labels.tolist()))
+    ]
+    assert pages[0] == pages[1] == pages[2]
+
+
 def test_a_report_states_its_limits(tmp_path):
     labels = [n // 5 for n in range(300)]
     rows = torch.nn.functional.one_hot(torch.tensor(labels)) + 0.1 * torch.randn(300, 60)
