@@ -28,10 +28,6 @@ def without_arrow(value: Any, name: str, call: str) -> Any:
 
     A column of vectors, which are lists of numbers of one length, becomes (rows, dim). The numbers are not copied if the
     column has one chunk. A column of single values becomes (rows,) if NumPy cannot read it by itself.
-
-    Raises:
-        ValueError: A row or a number is null, lists have different lengths, or lists contain anything but numbers.
-        ModuleNotFoundError: pyarrow is not installed, and the value cannot be read without it.
     """
     if not is_arrow(value):
         return value

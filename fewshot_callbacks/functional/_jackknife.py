@@ -37,10 +37,6 @@ def jackknife(means: Sequence[float], sizes: Sequence[int]) -> Estimate:
     """Return the mean over all queries, with its standard error by leaving out one unit at a time.
 
     Every sum is rounded once, so that the order of the units does not change a bit.
-
-    Args:
-        means: Mean over the queries of each unit.
-        sizes: Number of queries of each unit.
     """
     units = len(means)
     queries = sum(sizes)
@@ -64,10 +60,7 @@ def jackknife(means: Sequence[float], sizes: Sequence[int]) -> Estimate:
 def corrected_ends(means: Sequence[float], estimate: Estimate, quantile: float) -> tuple[float, float] | None:
     """Return the ends of the t interval that is corrected for skewness; None if the plain t interval is to be used.
 
-    Args:
-        means: The mean of each unit.
-        estimate: Their mean, with its uncertainty.
-        quantile: Half-width of the plain t interval in standard errors.
+    `quantile` is the half-width of the plain t interval in standard errors.
     """
     mean, error, _, skewness = estimate
     low = mean - error * hall(quantile, skewness)
@@ -100,11 +93,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
 
 
 def within_range(values: Sequence[float], lowest: int) -> list[float]:
-    """Return values that rounding has carried outside [lowest, 1] clipped to it.
-
-    Raises:
-        ValueError: If a value is further outside, so that it is no such metric.
-    """
+    """Return values that rounding has carried outside [lowest, 1] clipped to it."""
     if not all(lowest - OUTSIDE <= value <= 1 + OUTSIDE for value in values):
         fact = "Metrics lie in [0, 1]" if lowest == 0 else "Differences of metrics lie in [-1, 1]"
         raise InputError(

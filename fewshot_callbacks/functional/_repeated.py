@@ -69,13 +69,7 @@ def note_on_ids(
 ) -> str | None:
     """Return a note on items that are left out as repetitions although their label or embedding is another one.
 
-    Args:
-        ids: The id of each item; the first item of each id is counted.
-        labels: The label of each item.
-        sketch: See `sketches`.
-
-    Returns:
-        A few sentences; None if all items of each id are the same.
+    The first item of each id counts. The result is None if all items of each id are the same.
     """
     number_of_id, first_items = number_distinct(ids)
     first = first_items[number_of_id]  # (items,) the item that is counted in place of each item
@@ -110,13 +104,7 @@ class HashedRows(NamedTuple):
 
 
 def hashes_of(rows: Tensor | StoredRows, dtype: torch.dtype, seed: int = 0) -> Ints:
-    """Return the hash of each row in a common type: rows of two types that are equal in it have one hash.
-
-    Args:
-        rows: (items, dim).
-        dtype: The common type.
-        seed: See `row_hashes`.
-    """
+    """Return the hash of each row in a common type: rows of two types that are equal in it have one hash."""
     if isinstance(rows, StoredRows):
         return np.concatenate([np.empty(0, np.int64), *(hashes_of(chunk, dtype, seed) for chunk in _chunks(rows))])
     return row_hashes(rows.to(dtype).contiguous().numpy(), seed=seed)
@@ -131,11 +119,8 @@ def count_copies(
 ) -> Int[np.ndarray, "queries"]:
     """Return how many candidates of each query are its copies: equal bit for bit, and with its label.
 
-    Args:
-        queries: All queries.
-        items: All gallery items.
-        self_match: Index of the item that each query is, and that is no candidate; None if queries are no items.
-        exclusions: Codes of the queries and of the items for each reason: a pair with equal codes is no candidate.
+    `self_match` is the item that each query is; None if queries are not items. A pair with equal codes in one of the
+    `exclusions` (query codes, item codes) is not a candidate.
     """
     copies = np.zeros(len(queries.hashes), np.int64)
     distinct, row_of_item, holders = np.unique(items.hashes, return_inverse=True, return_counts=True)
@@ -158,9 +143,7 @@ def count_copies(
 def count_equal_candidates(columns: Sequence[tuple[Ints, Ints]], exclusions: Sequence[tuple[Ints, Ints]]) -> Ints:
     """Return how many candidates of each query equal it in all columns.
 
-    Args:
-        columns: Values of the queries and of the items.
-        exclusions: See `count_copies`.
+    A column has the values of the queries and of the items. `exclusions` is as in `count_copies`.
     """
     counts = np.zeros(len(columns[0][0]), np.int64)
     # A pair may be excluded for several reasons. So the excluded pairs are counted by inclusion and exclusion.
@@ -188,11 +171,7 @@ def are_telling(queries: HashedRows, items: HashedRows, copies: Ints, *, one_set
     Copies tell nothing of repeated items, but that an embedding has lost what distinguishes items, if they are a row of
     zeros, a row that several classes share, or the row of a class whose items are all one row.
 
-    Args:
-        queries: All queries.
-        items: All gallery items.
-        copies: Number of copies of each query.
-        one_set: Whether the queries are items, too.
+    `one_set`: the queries are also the items.
     """
     telling: NDArray[np.bool_] = (copies > 0) & (queries.hashes != 0)
     rows, row_of_item = np.unique(items.hashes, return_inverse=True)
@@ -294,14 +273,8 @@ class Copies:
     ) -> Copies:
         """Count the copies, and judge whether they are noted. *Collective*.
 
-        Args:
-            queries: All queries.
-            items: All gallery items.
-            self_match: See `count_copies`.
-            exclusions: See `count_copies`.
-            own_items: Gallery rows of this process, and their indices among all items.
-            processes: Those that make this call together.
-            as_codes: Whether rows are binary codes, which different items may well share.
+        `own_items` are the gallery rows of this process and their indices among all items. `as_codes` says that rows
+        are binary codes, which different items may share.
         """
         counts = count_copies(queries, items, self_match, exclusions)
         telling = 0
@@ -320,12 +293,7 @@ class Copies:
         return int((self.counts > 0).sum())
 
     def note(self, effect: str, cure: str) -> str:
-        """Return the sentences on copies for a reader of the values.
-
-        Args:
-            effect: What copies do to the values.
-            cure: What to do if they are one item.
-        """
+        """Return the sentences on copies for a reader of the values."""
         number = len(self.counts)
         share = self.queries / number
         return (

@@ -63,10 +63,7 @@ class Targets(ABC):
     ) -> None:
         """Add X'Y of some items.
 
-        Args:
-            products: What is added to.
-            rows: The centred embeddings of these items.
-            items: Which items these are.
+        `rows` are the centred embeddings of these items.
         """
 
     def squares_outside(self, items: Selection) -> Float[Tensor, "chosen"] | float:
@@ -76,12 +73,7 @@ class Targets(ABC):
 
 
 class ClassTargets(Targets):
-    """One column for each class: 1 for the items of the class and -1 for all others.
-
-    Args:
-        classes: Class of each item, numbered from 0 on.
-        columns: Number of classes.
-    """
+    """One column for each class: 1 for the items of the class and -1 for all others."""
 
     def __init__(self, classes: Int[Tensor, "items"], columns: int) -> None:
         self.classes = classes
@@ -111,11 +103,7 @@ class ClassTargets(Targets):
 
 
 class NumberTargets(Targets):
-    """Columns of numbers.
-
-    Args:
-        values: (items, columns) in float64.
-    """
+    """Columns of numbers."""
 
     def __init__(self, values: Float[Tensor, "items columns"]) -> None:
         self.values = values
@@ -142,10 +130,7 @@ class RotatedTargets:
     No prediction leaves the space of this basis. So the squared residual of an item is the one inside the space, in fewer
     columns, plus that of its target outside of it, which is the same at all penalties.
 
-    Args:
-        classes: Class of each item.
-        table: Centred target of each class in the basis.
-        outside: Squared length of the rest of each centred target.
+    `table` has the centred target of each class in the basis, and `outside` the squared length of its remainder.
     """
 
     def __init__(
@@ -370,11 +355,6 @@ class LeaveGroupOut:
     """Each item predicted by the fit without its group. All items of a group are in one process.
 
     A block holds at least one group: its embeddings and targets are in memory at the same time.
-
-    Args:
-        ridge: The fit.
-        items: Items of this process.
-        groups: (items,) the group of each item.
     """
 
     def __init__(self, ridge: Ridge, items: TrainingItems, groups: Int[Tensor, "items"]) -> None:
@@ -460,13 +440,7 @@ def bring_groups_together(
 ) -> tuple[list[Tensor], Int[Tensor, "received"]]:
     """Return the items of whole groups: all items of a group are sent to one process. *Collective*.
 
-    Args:
-        columns: Tensors with an entry for each item of this process.
-        groups: The group of each of them.
-        processes: All that hold items.
-
-    Returns:
-        The columns of the items that this process now holds, and their groups.
+    Each column has one entry per item. The result is the columns and groups of the items that this process receives.
     """
     if processes.count == 1:
         return list(columns), groups

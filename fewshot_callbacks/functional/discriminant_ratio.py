@@ -83,13 +83,9 @@ def batch_ratios(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return J and the variance ratio of one batch, from one computation.
 
-    Args:
-        embeddings: (items, dim), any floating dtype.
-        labels: (items,) integers or strings.
-        eps: Share of the total scatter that is added to the scatter within classes, for J.
-        normalize: Scale each embedding to length 1 first.
-        skip_singletons: Leave out classes with a single item, for J. The variance ratio is correct with them.
-        call: The public function, for messages.
+    `eps` is the share of the total scatter that is added to the scatter within classes, for J. `normalize` scales each
+    embedding to length 1. `skip_singletons` leaves out classes with a single item, for J; the variance ratio is correct
+    with them.
     """
     rows, item_labels = read_batch(embeddings, labels, call)
     codes = item_labels.codes.to(rows.device)
@@ -116,11 +112,7 @@ def _suits_kernel(rows: Tensor) -> bool:
 
 
 def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Labels]:
-    """Return embeddings without a gradient, and their labels.
-
-    Raises:
-        ValueError: If shapes or types do not fit. Values are not checked, because that would wait for the device.
-    """
+    """Return embeddings without a gradient, and their labels."""
     code = tensor_code("embeddings", embeddings)
     embeddings = as_tensor(embeddings, "embeddings", function)
     item_labels = as_labels(labels, "labels", function)

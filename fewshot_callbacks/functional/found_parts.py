@@ -64,22 +64,9 @@ def write_nearest(
     Each process writes what it finds to files in `TMPDIR`, batch by batch. Then the first process reads and receives these
     batches, one at a time.
 
-    Args:
-        path: The file; its ending is the format.
-        queries: Queries of this process, which follow the queries of the process before.
-        gallery: Gallery items of this process; None for one set.
-        columns: Ids and groups of this process, by the name of the argument.
-        k: Number of neighbours.
-        similarity: How queries and gallery are compared.
-        memory: Budget in bytes.
-        share: Which of the queries and of the gallery this process holds.
-        choose: As in `read_items`.
-        ids: Ids of all queries and gallery items, which are written.
-        about: Plain values that the file records.
-        progress: Called with the number of pairs done and the number of all pairs.
-
-    Raises:
-        ValueError: As `nearest` and `write_neighbours` do.
+    All arguments are those of this process. `columns` are ids and groups by argument name; `choose` is as in
+    `read_items`; `ids` are the ids of all items, which are written; `about` is recorded in the file; `progress` gets
+    the pairs done and all pairs.
     """
     check_name(path)
     with share.processes.together():
@@ -110,12 +97,7 @@ def _search(parts: _Parts, sets: ItemSets, k: int, progress: Progress | None) ->
 
 
 class _Parts:
-    """The batches that a process has found, in files.
-
-    Args:
-        folder: Where they are written.
-        sets: Queries and gallery.
-    """
+    """The batches that a process has found, in files."""
 
     def __init__(self, folder: Path, sets: ItemSets) -> None:
         self._folder = folder
@@ -141,11 +123,7 @@ class _Parts:
         self._number += 1
 
     def summary(self, k: int) -> WrittenNeighbours:
-        """Return the numbers of all processes. *Collective*.
-
-        Raises:
-            ValueError: If no query has a candidate.
-        """
+        """Return the numbers of all processes. *Collective*."""
         sets = self._sets
         processes = sets.processes
         numbers = np.array([self._with_ties, self._with_fewer, self._has_candidates])

@@ -156,11 +156,8 @@ def _moments_here(
 ) -> tuple[Moments | None, ClassMoments | None, ClassMoments | None]:
     """Return the moments of the rows of this process, of each class, and of each class as unit vectors; None without rows.
 
-    Args:
-        rows: (items, dim).
-        codes: (items,) the class of each item; None without labels, and without moments of classes.
-        scale: Length that is taken as 1.
-        normalize: Whether rows are scaled to length 1 instead.
+    `codes` are the classes; None without labels. `scale` is the length that counts as 1, unless `normalize` scales each
+    row to length 1.
     """
     if not len(rows):
         return None, None, None

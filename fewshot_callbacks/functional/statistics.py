@@ -270,14 +270,8 @@ def macro_mean_interval(
 ) -> Interval:
     """Return the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
 
-    Args:
-        values: One value per query, within the bounds; NaN if a query has no value.
-        labels: The class of each query, integers.
-        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
-        bounds: The smallest and the largest possible value; None if there are none.
-
-    Returns:
-        Both ends; NaN if fewer than two classes have a query with a value.
+    Values are within the bounds, or NaN. The interval is NaN if fewer than two classes have a query with a value.
+    Bounds of None mean that there are none.
     """
     classes, means, _ = class_means(values, labels)
     return clustered_mean_interval(means, classes, confidence, bounds)
@@ -520,12 +514,7 @@ def student_interval(
 def share_interval(mean: float, error: float, freedom: float, units: int, confidence: float) -> Interval:
     """Return the interval of a mean in [0, 1]: a t interval on the logit scale, or Gaffke's if all units have one value.
 
-    Args:
-        mean: The estimate.
-        error: Standard error of the estimate; 0 if all units have the same value.
-        freedom: Degrees of freedom of the standard error.
-        units: Number of independent values that the mean is taken over.
-        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+    `error` is 0 if all units have the same value. `units` is the number of independent values.
     """
     from scipy.special import expit, logit  # noqa: PLC0415 - what is never evaluated needs no SciPy
 

@@ -39,11 +39,7 @@ class GainReference:
     tries: int = 0
 
     def compare(self, report: RetrievalReport) -> Gain:
-        """Return the gain of an evaluation, which may become the reference.
-
-        Raises:
-            ValueError: If it has other queries than the reference.
-        """
+        """Return the gain of an evaluation, which may become the reference."""
         value = report[self.metric]
         if self.report is None:
             self.report = _only_metric(report, self.metric)

@@ -116,9 +116,6 @@ class _PrototypeComparison:
         """Return how many other prototypes are more similar to each query than its own, and how many are equally similar.
 
         *Collective*.
-
-        Args:
-            memory_bytes: Budget of the pass over all pairs.
         """
         means = self.means
         # All blocks of sums, if they fit into the budget. Otherwise they are computed in both loops.
@@ -140,9 +137,7 @@ class _PrototypeComparison:
     def _scores_of_own_class(self, batch: Int[Tensor, "batch"], sums: _Sums) -> Float[np.ndarray, "batch"]:
         """Return the exact scores of some queries with the prototypes of their classes, in the units of the data.
 
-        Args:
-            batch: Indices of queries whose classes are in the block.
-            sums: A block of classes.
+        All classes of these queries are in the block.
         """
         held_out = self.means.prepared(self.queries[batch]) if self.same_set else None
         prototypes = sums.means(self.query_class[batch] - sums.first, held_out)
@@ -160,12 +155,8 @@ class _PrototypeComparison:
     ) -> RankBlock:
         """Return the rank of each query's score among the prototypes of a block of classes, without its own class.
 
-        Args:
-            batch: Indices of queries.
-            prototypes: The prototypes of the block.
-            first_class: Number of its first class.
-            scores: The score of each query with the prototype of its class, in the units of the data.
-            memory_bytes: Budget of the pass over all pairs.
+        `scores` are with the prototypes of the queries' own classes, in the units of the data. `first_class` is the
+        number of the block's first class.
         """
         vectors = Vectors.of(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
         query_class = self.query_class[batch].numpy()
@@ -178,9 +169,7 @@ class _PrototypeComparison:
 def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) -> PairRelevance:
     """Return the relevance in which the prototype of a query's class is its only relevant item, if this block contains it.
 
-    Args:
-        prototype: Index of the prototype of each query's class. Indices out of range belong to other blocks.
-        prototypes: Number of prototypes.
+    Indices of prototypes that are out of range belong to other blocks.
     """
     is_present = (prototype >= 0) & (prototype < prototypes)
     first = np.where(is_present, prototype, 0)
@@ -213,9 +202,8 @@ class _Sums:
         Each step depends only on the quotient, so equal means are bit-identical. The result is the nearest float64 if the
         quotient is at least the number of items. For a smaller quotient, a tie may be rounded the other way.
 
-        Args:
-            index: Positions of the classes in this block.
-            held_out: An item of each class that its mean leaves out.
+        `index` has the positions of the classes in this block. `held_out` has an item of each class that its mean
+        leaves out.
         """
         sums = self.sums[index]
         scale = self.scale[index]
@@ -231,13 +219,7 @@ class _Sums:
 class _ClassMeans:
     """The means of all classes, over all processes.
 
-    Args:
-        gallery: The items of this process.
-        item_class: Class numbers of the items.
-        classes: The number of classes.
-        similarity: For cosine, items are scaled to length 1 first.
-        memory_bytes: Budget. Half of it is for the pass over all pairs.
-        processes: All processes that have items.
+    For cosine, items are scaled to length 1 first. Half of the budget is for the pass over all pairs.
     """
 
     def __init__(
