@@ -64,7 +64,7 @@ def write_nearest(
     Each process first writes its batches to `TMPDIR`. The first process then collects them, one at a time, so that memory
     stays within the budget.
 
-    All arguments are those of this process. `columns` are ids and groups by argument name; `choose` is as in
+    Arguments are for this process. `columns` are ids and groups by argument name; `choose` is as in
     `read_items`; `ids` are the ids of all items, which are written; `about` is recorded in the file; `progress` gets
     the pairs done and all pairs.
     """
