@@ -126,14 +126,7 @@ class Labels:
 def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels:
     """Return labels from a tensor, array, list or table column of integers or strings, (items,) or (items, 1).
 
-    Args:
-        value: Integers or strings. `Labels` are returned unchanged.
-        name: Name of the argument, for messages.
-        call: The public function, for messages.
-        sets: Also accept zeros and ones of shape (items, labels).
-
-    Raises:
-        ValueError: For floats, missing values, strings mixed with integers, and other shapes.
+    `Labels` are returned unchanged. With `sets`, zeros and ones of shape (items, labels) are also accepted.
 
     Examples:
         >>> import torch
@@ -274,10 +267,7 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
     string, because file paths are all distinct and long. Half a million distinct strings in each of two processes take about
     1 s of processor time per process. Integers are their own codes, so nothing is computed or sent.
 
-    Args:
-        call: The public function, for messages.
-        labels: Integers or strings of this process, by the name of the argument; any of them may be empty.
-        processes: All processes with labels.
+    Ids are integers or strings of this process, by argument name, and may be empty.
     """
     forms = processes.gather(_forms(labels))
     refuse_other_forms(call, _forms_of_all(forms))

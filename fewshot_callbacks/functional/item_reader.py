@@ -105,18 +105,10 @@ def read_items(
 ) -> ItemSets:
     """Return the queries and the gallery of a call, with the first item of each id. *Collective*.
 
-    Args:
-        call: The public function, for messages and for `TAKES`.
-        queries: Queries of this process: an array, or files.
-        gallery: Gallery items of this process; None for one set.
-        columns: Labels, ids, groups and other columns of this process, by the name of the argument, such as `query_ids`.
-            None for a column that was not passed; all processes must agree on this.
-        share: The part of the sets that this process has.
-        similarity: Similarity of queries and gallery.
-        memory: Budget in bytes. Rows stay in their files if they would take much of it.
-        labelled: Whether labels are read. They are not read if judgements define the relevant items.
-        choose: Function that returns the indices of the queries to search for, given the number of all queries. With None,
-            the first query of each id is searched for.
+    Arguments are for this process, and `queries` may be files. A column is None if it was not passed, in all processes
+    or in none. Rows stay in their files if they would take much of `memory`, in bytes. Labels are not read if
+    judgements define the relevant items. `choose` returns the queries to search for, given the number of all queries;
+    None chooses the first query of each id.
     """
     check_similarity(similarity)
     takes = TAKES.get(call, Takes())

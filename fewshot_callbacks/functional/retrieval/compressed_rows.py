@@ -102,11 +102,6 @@ class StorageFormat:
 def storage_formats(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> list[StorageFormat]:
     """Return the formats: the first dimensions, codes of all dimensions, and codes of the first dimensions.
 
-    Args:
-        dim: Number of all dimensions.
-        dims: Numbers of dimensions.
-        codes: Kinds of codes.
-
     Examples:
         >>> [storage.name for storage in storage_formats(8, [4], ["int8", "binary"])]
         ['dims4', 'int8', 'binary', 'dims4_int8', 'dims4_binary']

@@ -123,12 +123,7 @@ def _has_interval(metric: Metric) -> bool:
 def read_requirement(call: str, text: str) -> Requirement:
     """Return the requirement that a text describes.
 
-    Args:
-        call: The public function, for messages.
-        text: `[worst(ATTRIBUTE)] METRIC[.low|.high] >= NUMBER`. `<=`, `>`, `<` and `gain(METRIC)` are possible, too.
-
-    Raises:
-        ValueError: If it has another form.
+    The text is `[worst(ATTRIBUTE)] METRIC[.low|.high] >= NUMBER`. `<=`, `>`, `<` and `gain(METRIC)` are possible, too.
 
     Examples:
         >>> requirement = read_requirement("example", "worst(camera) recall@1.high >= 0.6")

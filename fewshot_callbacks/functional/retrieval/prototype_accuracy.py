@@ -59,22 +59,11 @@ def prototype_accuracy(
     The prototype of a class is the mean of its gallery items, rounded to float64. For cosine, the items are scaled to length
     1 first, which is the usual choice. Every class of the gallery competes, even if no query belongs to it.
 
-    Args:
-        queries: (queries, dim) floating-point rows, finite.
-        query_labels: The class of each query, any integers.
-        gallery: (gallery, dim) rows of the items that the prototypes are the means of.
-        gallery_labels: The class of each item.
-        similarity: Similarity of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to
-            everything.
-        same_set: Whether queries and gallery are the same items in the same order. Each query is then left out of the
-            prototype of its own class.
-        memory_bytes: Bound on the memory beyond the embeddings. It is exceeded if 16 prototypes, or the smallest possible
-            pass over these queries, need more.
-        processes: All processes that have queries and gallery items. The result is for the queries of this process.
-
-    Returns:
-        (queries,) 1 if the query's own prototype is the most similar, 1 / n if it is one of n equally similar prototypes,
-        otherwise 0. NaN if its class has no prototype, because the gallery has no item of the class except the query itself.
+    Labels are any integers. A zero vector has cosine 0 to everything. With `same_set`, queries and gallery are the same
+    items in the same order, and each query is left out of its own class's prototype. `memory_bytes` bounds the memory
+    beyond the embeddings. It is exceeded if 16 prototypes, or the smallest possible pass over the queries of this
+    process, need more. The value is 1 / n if the query's own prototype is one of n equally similar best prototypes, and
+    otherwise 0. It is NaN if the class has no gallery item except the query itself.
 
     Examples:
         >>> import torch
