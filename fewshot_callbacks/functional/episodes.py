@@ -234,7 +234,7 @@ def check_classes_suffice(
 ) -> None:
     """Refuse a set that is too small for episodes of these sizes.
 
-    Sizes are per class. `prefix` precedes their names in messages, such as `--data.test_`.
+    `shots` and `queries` are per class. `prefix` precedes the names of sizes in messages, such as `--data.test_`.
 
     Examples:
         >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))
