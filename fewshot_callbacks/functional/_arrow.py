@@ -1,4 +1,4 @@
-"""Columns of other libraries as NumPy arrays: pyarrow, Polars, pandas and whatever else exports Arrow's C interface."""
+"""Converts columns of pyarrow, Polars, pandas and other exporters of Arrow's C interface to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -24,14 +24,10 @@ from fewshot_callbacks.system.extras import required_extra
 
 
 def without_arrow(value: Any, name: str, call: str) -> Any:
-    """Return an Arrow column as a NumPy array, and any other value as it is.
+    """Return an Arrow column as a NumPy array, and any other value unchanged.
 
-    A column of vectors, which are lists of numbers of one length, becomes (rows, dim). The numbers are not copied if the
-    column has one chunk. A column of single values becomes (rows,) if NumPy cannot read it by itself.
-
-    Raises:
-        ValueError: A row or a number is null, lists have different lengths, or lists contain anything but numbers.
-        ModuleNotFoundError: pyarrow is not installed, and the value cannot be read without it.
+    A column of equally long lists of numbers becomes (rows, dim), without a copy if it has one chunk. A column of single
+    values becomes (rows,) if NumPy cannot read it.
     """
     if not is_arrow(value):
         return value
@@ -56,7 +52,7 @@ def without_arrow(value: Any, name: str, call: str) -> Any:
 
 
 def is_arrow(value: Any) -> bool:
-    """Return whether a value is a column that Arrow's C interface exports, and not an array of NumPy's numbers."""
+    """Return whether a value is a column that exports Arrow's C interface, except arrays with a NumPy number type."""
     if isinstance(value, Tensor | np.ndarray | list | tuple):
         return False
     if not _is_exporter(value):
@@ -70,13 +66,13 @@ def _is_exporter(value: Any) -> bool:
 
 
 def _is_of_data_set(value: Any) -> bool:
-    """Return whether a value is a column of a Hugging Face data set; with a transform it has other values than the set."""
+    """Return whether a value is a column of a Hugging Face data set without a transform, which would change its values."""
     source: Any = getattr(value, "source", None)
     return hasattr(source, "with_format") and hasattr(value, "column_name") and source.format["type"] != "custom"
 
 
 def _imported(source: Any, name: str, call: str) -> Any | None:
-    """Return a pyarrow ChunkedArray of what exports a column; None for what NumPy reads, and Arrow cannot represent."""
+    """Return a pyarrow ChunkedArray; None if NumPy can read the column and Arrow cannot."""
     try:
         with required_extra("files", f"{call}: {name}, a column of vectors,"):
             arrow = import_module("pyarrow")
@@ -99,13 +95,13 @@ def _has_rows(array: NDArray[Any]) -> bool:
 
 
 def _chunks(column: Any) -> list[Any]:
-    """Return the chunks with rows; a chunk without rows if there are none."""
+    """Return the non-empty chunks; one empty chunk if there are none."""
     without_rows = import_module("pyarrow").nulls(0, storage_type(column.type))
     return [chunk for chunk in column.chunks if len(chunk)] or [without_rows]
 
 
 def _vectors(column: Any, name: str, call: str) -> NDArray[Any]:
-    """Return (rows, dim) the vectors of a column; one chunk is not copied."""
+    """Return the vectors of a column, (rows, dim). A single chunk is not copied."""
     parts: list[NDArray[Any]] = []
     first_row = 0
     try:

@@ -1,4 +1,4 @@
-"""Equality of results that may hold NaN: equal to a copy of themselves in every version of Python."""
+"""Equality of results that may contain NaN, the same in every Python version."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-# What NaN is compared as: NaN is unequal to everything, also to itself.
+# Stands for NaN in comparisons, because NaN is not equal to itself.
 _NAN = object()
 
 
 def equal_with_nan(result: type[Result]) -> type[Result]:
-    """Return a dataclass, two of which are equal if their fields are, where NaN equals NaN. Decorates a frozen dataclass.
+    """Return a frozen dataclass whose instances are equal if their fields are, with NaN equal to NaN. A decorator.
 
-    Without it, a result with NaN is never equal to a copy that another process has sent. From Python 3.13 on it is not even
-    equal to itself, since a dataclass then compares each field by `==`; before, one and the same object was equal.
+    Without it, a result with NaN never equals a copy that another process sent. From Python 3.13 on, it does not even equal
+    itself, because dataclasses then compare each field by `==`.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -28,15 +28,15 @@ def equal_with_nan(result: type[Result]) -> type[Result]:
         >>> Recall(1.0, (float("nan"), float("nan"))) == Recall(1.0, (float("nan"), float("nan")))
         True
     """
-    # `dataclass` has just made a method of this name. A base class would need `eq=False` at each dataclass, and one that
-    # forgets it would compare NaN silently.
+    # Replaces the method from `dataclass`. A base class would need `eq=False` at each dataclass, and a dataclass without it
+    # would silently compare NaN as unequal.
     result.__eq__ = _equals  # type: ignore[method-assign]
     result.__hash__ = _hash_of  # type: ignore[method-assign]
     return result
 
 
 def _equals(self: Any, other: Any) -> Any:
-    """Return whether two results are equal; `NotImplemented`, as Python asks for, if the other one is none of this class."""
+    """Return whether two results are equal; `NotImplemented` if they have different classes."""
     if type(other) is not type(self):
         return NotImplemented
     return _comparable_fields(self) == _comparable_fields(other)
@@ -47,7 +47,7 @@ def _hash_of(self: Any) -> int:
 
 
 def _comparable_fields(result: Any) -> tuple[Any, ...]:
-    """Return the values of the fields that a dataclass compares, with NaN as a value that equals itself."""
+    """Return the compared fields, with a NaN that equals itself."""
     return tuple(_comparable(getattr(result, field.name)) for field in fields(result) if field.compare)
 
 

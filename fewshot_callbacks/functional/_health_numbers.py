@@ -108,10 +108,7 @@ def _nc1(
 ) -> float | None:
     """Return tr(S_W pinv(S_B)) / classes; None if all class means are equal up to rounding.
 
-    Args:
-        within: Scatter within the classes, summed over items.
-        counts: Number of items of each class.
-        centred: Mean of each class minus the mean of all items.
+    `within` is the scatter within the classes, summed over items. `centred` has the class means minus the overall mean.
     """
     classes = len(counts)
     values, directions = torch.linalg.eigh(gram(centred) / classes)
@@ -129,10 +126,8 @@ def _distance_normalized_variance(
 ) -> float:
     """Return the mean over ordered pairs of classes of the variance of the first over their squared distance.
 
-    Args:
-        means: Mean of each class minus the mean of all items.
-        variances: Mean squared distance of the items of each class to its mean.
-        rounding: Squared distance that rounding of the overall mean may cause, in addition to rounding of the class means.
+    `means` are relative to the overall mean. `variances` are mean squared distances of items to their class mean.
+    `rounding` is the squared distance that rounding of the overall mean may cause.
     """
     total = 0.0
     blocks = torch.arange(len(means)).split(CLASSES_AT_ONCE)
@@ -165,10 +160,7 @@ def _squared_distances(
 def numbers_from_pairs(rows: Float[Tensor, "items dim"], items: int, processes: Processes) -> ReportFields:
     """Return the uniformity and its interval, from all pairs of items or of a sample. *Collective*.
 
-    Args:
-        rows: Rows of this process.
-        items: Number of items of all processes.
-        processes: All processes with rows.
+    `items` is the number of items of all processes.
     """
     unit_vectors = unit_rows(torch.cat(processes.gather(_sampled(rows, items, processes).double())))
     number = len(unit_vectors)
@@ -216,10 +208,8 @@ def _keys(rows: Float[Tensor, "items dim"]) -> Int[Tensor, "items"]:
 def _reach_of_sample(sum_of_item: Float[Tensor, "sample"], total: Float[Tensor, ""], items: int) -> float:
     """Return half the width of the 95 % interval of the uniformity of all pairs, by a jackknife over the sampled items.
 
-    Args:
-        sum_of_item: Sum of the kernel over the pairs of each sampled item.
-        total: Sum over all sampled items.
-        items: Number of items that the sample was drawn from, without replacement.
+    `sum_of_item` has the sum of the kernel over the pairs of each sampled item. The sample was drawn from `items` items
+    without replacement.
     """
     number = len(sum_of_item)
     without_item = ((total - 2 * sum_of_item) / ((number - 1) * (number - 2))).log()
@@ -308,9 +298,7 @@ def _search_neighbours(rows: Float[Tensor, "items dim"], processes: Processes, k
 def _log_ratios(votes: Votes, copies: Int[np.ndarray, "queries"]) -> list[float]:
     """Return the logs of the ratio of the second to the first distance, for queries without an equal item.
 
-    Args:
-        votes: The neighbours of a block of queries.
-        copies: Number of items that equal each query, including itself.
+    `copies` is the number of items that equal each query, including itself.
     """
     nearest = np.flatnonzero(votes.begins)[copies == 1]
     following = np.minimum(nearest + 1, len(votes.score) - 1)

@@ -1,4 +1,4 @@
-"""The jackknife of a mean over units of several sizes, and the ends of its t interval, corrected for skewness."""
+"""The jackknife of a mean over units of unequal sizes, and its skewness-corrected t interval."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from fewshot_callbacks.errors import InputError
 
-# Two means of metrics that differ by less are equal: rounding is 1e-16 of them, one query of a million moves them by 1e-6.
+# Means that differ by less are equal. Rounding is about 1e-16, and one query in a million moves a mean by 1e-6.
 SAME = 1e-12
 
 
-# Units from which on the range of their differences tells that a correction went too far. Fewer often have a mean
-# beyond all of them, and `benchmarks/interval_coverage.py` finds no better coverage with the t interval.
+# With at least this many units, ends outside the range of the units show that the correction went too far. With fewer
+# units, the true mean is often outside, and the t interval covers no better (`benchmarks/interval_coverage.py`).
 UNITS_WITH_RANGE = 8
 
 
-# By how much rounding may carry a metric that was computed in float32 outside its range.
+# How far rounding may carry a float32 metric outside its range.
 OUTSIDE = 1e-6
 
 
@@ -25,22 +25,18 @@ class Estimate(NamedTuple):
     """A mean with its uncertainty."""
 
     mean: float
-    # standard error of the mean; 0 where all units have the same value
+    # standard error of the mean; 0 if all units have the same value
     error: float
     # degrees of freedom of the standard error
     freedom: float
-    # skewness of the mean: that of the units over the root of their number
+    # skewness of the mean: the skewness of the units over the square root of their number
     skewness: float
 
 
 def jackknife(means: Sequence[float], sizes: Sequence[int]) -> Estimate:
-    """Return the mean over all queries, with its standard error by leaving out one unit at a time.
+    """Return the mean over all queries, with its leave-one-unit-out standard error.
 
-    Every sum is rounded once, so that the order of the units does not change a bit.
-
-    Args:
-        means: Mean over the queries of each unit.
-        sizes: Number of queries of each unit.
+    Every sum is rounded once, so the order of the units does not change a bit.
     """
     units = len(means)
     queries = sum(sizes)
@@ -54,20 +50,17 @@ def jackknife(means: Sequence[float], sizes: Sequence[int]) -> Estimate:
     scaled = [move / largest for move in moves]  # otherwise fourth powers underflow
     second, third, fourth = (math.fsum(move**power for move in scaled) for power in (2, 3, 4))
     effective_units = 1 / math.fsum(share * share for share in shares)
-    # A variance with f degrees of freedom has a relative variance of 2 / f. That of sum x^2 is at most about sum x^4 over
-    # its square, which is what few large moves among many small ones give: f = 2 for one of them, 4 for two.
+    # A variance with f degrees of freedom has a relative variance of 2 / f. The relative variance of sum x^2 is at most
+    # about sum x^4 / (sum x^2)^2, as for a few large moves among many small ones: f = 2 for one large move, 4 for two.
     freedom = max(1.0, min(effective_units - 1, 2 * second * second / fourth))
     error = largest * math.sqrt((units - 1) / units * second)
     return Estimate(mean, error, freedom, third / second**1.5)
 
 
 def corrected_ends(means: Sequence[float], estimate: Estimate, quantile: float) -> tuple[float, float] | None:
-    """Return the ends of the t interval that is corrected for skewness; None if the plain t interval is to be used.
+    """Return the ends of the skewness-corrected t interval; None if the plain t interval should be used.
 
-    Args:
-        means: The mean of each unit.
-        estimate: Their mean, with its uncertainty.
-        quantile: Half-width of the plain t interval in standard errors.
+    `quantile` is the half-width of the plain t interval in standard errors.
     """
     mean, error, _, skewness = estimate
     low = mean - error * hall(quantile, skewness)
@@ -79,7 +72,7 @@ def corrected_ends(means: Sequence[float], estimate: Estimate, quantile: float) 
 
 def hall(quantile: float, skewness: float) -> float:
     """Return a quantile of the corrected t statistic in standard errors, by the inverse of Hall's cubic transformation."""
-    if abs(skewness) < 1e-6:  # there is nothing to correct, and the formula would lose all digits
+    if abs(skewness) < 1e-6:  # nothing to correct, and the formula would lose all digits
         return quantile
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
 
@@ -92,7 +85,7 @@ def inverse_hall(corrected: float, skewness: float) -> float:
 
 
 def t_quantile(confidence: float, freedom: float) -> float:
-    """Return the half-width of an interval of this confidence in standard errors that are themselves estimated."""
+    """Return the half-width of a t interval of this confidence, in standard errors."""
     from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
 
     upper = (1 + confidence) / 2
@@ -100,11 +93,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
 
 
 def within_range(values: Sequence[float], lowest: int) -> list[float]:
-    """Return values that rounding has carried outside [lowest, 1] clipped to it.
-
-    Raises:
-        ValueError: If a value is further outside, so that it is no such metric.
-    """
+    """Return values clipped to [lowest, 1]. Only rounding may carry them outside."""
     if not all(lowest - OUTSIDE <= value <= 1 + OUTSIDE for value in values):
         fact = "Metrics lie in [0, 1]" if lowest == 0 else "Differences of metrics lie in [-1, 1]"
         raise InputError(

@@ -126,14 +126,7 @@ class Labels:
 def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels:
     """Return labels from a tensor, array, list or table column of integers or strings, (items,) or (items, 1).
 
-    Args:
-        value: Integers or strings. `Labels` are returned unchanged.
-        name: Name of the argument, for messages.
-        call: The public function, for messages.
-        sets: Also accept zeros and ones of shape (items, labels).
-
-    Raises:
-        ValueError: For floats, missing values, strings mixed with integers, and other shapes.
+    `Labels` are returned unchanged. With `sets`, zeros and ones of shape (items, labels) are also accepted.
 
     Examples:
         >>> import torch
@@ -166,11 +159,7 @@ def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels
 
 
 def as_targets(value: Any, name: str, call: str) -> Labels | None:
-    """Return regression targets, (items,) or (items, targets) floating-point numbers; None for anything else.
-
-    Raises:
-        ValueError: If a target is NaN or infinite.
-    """
+    """Return regression targets, (items,) or (items, targets) floating-point numbers; None for anything else."""
     if isinstance(value, Labels):
         return value if value.are_targets else None
     array = value if isinstance(value, Tensor) else _array_or_tensor(value, name, call)
@@ -186,11 +175,7 @@ def as_targets(value: Any, name: str, call: str) -> Labels | None:
 
 
 def labels_of_each(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
-    """Return labels (see `as_labels`), one per item, on their device.
-
-    Raises:
-        ValueError: As in `as_labels`. Also if the number of labels differs from the number of items.
-    """
+    """Return labels (see `as_labels`), one per item, on their device."""
     labels = as_labels(value, name, call, sets=sets)
     if len(labels) != items:
         raise InputError(
@@ -200,20 +185,12 @@ def labels_of_each(value: Any, items: int, name: str, of: str, call: str, *, set
 
 
 def read_labels(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
-    """Return labels (see `as_labels`), one per item, on the CPU.
-
-    Raises:
-        ValueError: As in `labels_of_each`.
-    """
+    """Return labels (see `as_labels`), one per item, on the CPU."""
     return on_cpu(labels_of_each(value, items, name, of, call, sets=sets))
 
 
 def check_labels(value: Any, items: int, name: str, of: str, call: str) -> Int[Tensor, "items"]:
-    """Return codes on the CPU that are equal if labels are; integers are their own codes.
-
-    Raises:
-        ValueError: As in `labels_of_each`.
-    """
+    """Return codes on the CPU that are equal if labels are; integers are their own codes."""
     return read_labels(value, items, name, of, call).codes
 
 
@@ -232,13 +209,7 @@ def on_cpu(labels: Labels) -> Labels:
 def join(call: str, batches: Sequence[Labels], name: str = "labels") -> Labels:
     """Return the labels of all batches, one after the other.
 
-    Args:
-        call: The public function, for messages.
-        batches: Labels of one form, integers on one device. Empty labels have no form.
-        name: Noun for the labels, for messages.
-
-    Raises:
-        ValueError: If two batches have different forms.
+    Labels have one form, and integers are on one device. Empty labels have no form.
     """
     non_empty = [batch for batch in batches if len(batch)]
     if not non_empty:
@@ -296,13 +267,7 @@ def encode_ids(call: str, labels: Mapping[str, Labels], processes: Processes = A
     string, because file paths are all distinct and long. Half a million distinct strings in each of two processes take about
     1 s of processor time per process. Integers are their own codes, so nothing is computed or sent.
 
-    Args:
-        call: The public function, for messages.
-        labels: Integers or strings of this process, by the name of the argument; any of them may be empty.
-        processes: All processes with labels.
-
-    Raises:
-        ValueError: If some ids are strings and some are integers. Every process raises it.
+    Ids are integers or strings of this process, by argument name, and may be empty.
     """
     forms = processes.gather(_forms(labels))
     refuse_other_forms(call, _forms_of_all(forms))
@@ -324,13 +289,8 @@ def hashes_of_labels(labels: Labels) -> Int[Tensor, "items"]:
 def refuse_other_forms(call: str, forms: Mapping[str, str], argument: str | None = None) -> None:
     """Refuse labels of different forms, which cannot be compared.
 
-    Args:
-        call: The public function, for messages.
-        forms: The form of each (see `Labels.form`) by what it is called.
-        argument: Name of the argument that all of them were; None where each is called by its own.
-
-    Raises:
-        LabelFormsError: With the names of two that differ.
+    `forms` maps a name to the form of its labels (see `Labels.form`). `argument` is the argument that all labels came
+    from, if there is only one.
     """
     for (name, form), (other_name, other_form) in pairwise(forms.items()):
         if form != other_form:

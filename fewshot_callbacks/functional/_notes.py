@@ -22,11 +22,7 @@ class ReportFields(NamedTuple):
 
 
 class NotesOnce:
-    """Warns of each kind of note once. Notes that only differ in numbers are one kind.
-
-    Args:
-        owner: The class of the user's object, for messages.
-    """
+    """Warns of each kind of note once. Notes that only differ in numbers are one kind."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -35,10 +31,8 @@ class NotesOnce:
     def tell(self, notes: Iterable[str], logger: Logger | None = None) -> None:
         """Warn of the notes whose kind is new.
 
-        Args:
-            notes: The notes of a report.
-            logger: Logger of the library whose users read its log; None to give warnings. A note on copies is always a
-                warning, because the values are too high then.
+        Without a logger, notes become warnings. A note on copies is always a warning, because the values are then too
+        high.
         """
         for note in notes:
             kind = without_digits(note)
@@ -76,9 +70,7 @@ def notes_on_largest_class(accuracies: Mapping[str, float], classes: Int[Tensor,
     Always predicting this class has an accuracy of its share. For even classes no note is needed, because a low accuracy is
     obvious.
 
-    Args:
-        accuracies: Metric -> share of the items whose class was predicted.
-        classes: The class of each item. There is no note for a single class.
+    `accuracies` is the share of correctly predicted items, by metric. There is no note for a single class.
     """
     counts = classes.unique(return_counts=True)[1]
     if len(counts) < 2:

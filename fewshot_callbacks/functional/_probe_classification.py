@@ -70,11 +70,7 @@ class Classification:
 
     @classmethod
     def of(cls, sets: ItemSets, confidence: float) -> Classification:
-        """Return the data of a classification. *Collective*.
-
-        Raises:
-            ValueError: If the gallery has a single class, or no query has a class of the gallery. Every process raises it.
-        """
+        """Return the data of a classification. *Collective*."""
         queries, gallery = sets.queries, sets.gallery
         present = gallery.labels.unique()
         if len(present) < 2:
@@ -160,11 +156,8 @@ class Classification:
     ) -> _GalleryAccuracy:
         """Return the accuracy on left-out gallery items, over items whose class remains in the fit. *Collective*.
 
-        Args:
-            key: Name of the metric, for the note.
-            predictions: Items of this process, with predictions by fits without them.
-            groups: The groups that are left out; None for single items.
-            processes: All processes with items.
+        `predictions` are items of this process, predicted by fits without them. `groups` are the left-out groups; None
+        for single items.
         """
         hits_of_process = _hits(predictions, self.item_classes)[""]
         units_of_process = self.item_classes if groups is None else groups

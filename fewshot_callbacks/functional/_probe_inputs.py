@@ -30,14 +30,8 @@ LARGEST_TARGET = 1e100
 def read_targets(labels: Mapping[str, Any], processes: Processes) -> dict[str, Float[Tensor, "items targets"]] | None:
     """Return regression targets in float64, by the name of the argument; None for classes. *Collective*.
 
-    Args:
-        labels: Labels of this process, by the name of the argument; None for labels in files, which are classes. If labels
-            are empty, the other processes decide what they are.
-        processes: All processes with items.
-
-    Raises:
-        ValueError: If an item does not have at least one finite target, some labels are classes and some are targets, or
-            the numbers of targets differ. Every process raises it.
+    Labels are None for labels in files, which are classes. If labels are empty, the other processes decide what they
+    are.
     """
     targets = {name: _targets_of(value, name) for name, value in labels.items() if not _is_empty(value)}
     columns_of_process = {name: None if value is None else value.shape[1] for name, value in targets.items()}
@@ -122,11 +116,7 @@ def whole_groups(sets: ItemSets, labels: Tensor) -> tuple[Tensor | StoredRows, T
 
 
 def notes_on_items(sets: ItemSets) -> list[str]:
-    """Return notes on ids and groups, and on ids and groups that both sets have.
-
-    Raises:
-        ValueError: If the gallery has a single group.
-    """
+    """Return notes on ids and groups, and on ids and groups that both sets have."""
     notes = [*sets.notes_on_ids]
     if len(sets.gallery.columns.get("groups", torch.arange(2)).unique()) < 2:
         raise InputError(

@@ -46,11 +46,7 @@ class Regression:
 
     @classmethod
     def of(cls, sets: ItemSets, targets: Mapping[str, Float[Tensor, "rows targets"]]) -> Regression:
-        """Return the data of a regression, given the targets of all rows of this process. *Collective*.
-
-        Raises:
-            ValueError: If the gallery has a single item.
-        """
+        """Return the data of a regression, given the targets of all rows of this process. *Collective*."""
         queries, gallery = sets.queries, sets.gallery
         if gallery.length < 2:
             raise InputError(f"{CALL}: the gallery has a single item, but a regression needs two. {ONE_ITEM_REMEDY}")

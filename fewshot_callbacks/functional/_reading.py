@@ -53,10 +53,6 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     interface (pyarrow, Polars, pandas), or anything that NumPy converts. An array on a device stays there. Do not write to
     the tensor, because it may share the memory of a read-only array. Python floats in a list become float32, independent
     of torch's default dtype.
-
-    Raises:
-        ValueError: For masked values, for anything but numbers, for meta tensors, for sparse tensors, and for arrays on a
-            device that PyTorch cannot access.
     """
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
@@ -175,11 +171,7 @@ def _is_read_only(array: Any) -> bool:
 
 
 def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
-    """Refuse meta tensors, tensors that are not dense, and DTensors.
-
-    Raises:
-        ValueError: The message says what to pass instead.
-    """
+    """Refuse meta tensors, tensors that are not dense, and DTensors."""
     if tensor.is_meta:
         raise InputError(
             f"{call}: {name} is a meta tensor, which has a shape but no values. Pass a tensor that was computed on the "
@@ -197,11 +189,7 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
 
 
 def refuse_masked(value: Any, name: str, call: str) -> None:
-    """Refuse arrays with masked values, which would be valid values in a tensor.
-
-    Raises:
-        ValueError: The message shows two ways to remove masked values.
-    """
+    """Refuse arrays with masked values, which would be valid values in a tensor."""
     arrays = value if isinstance(value, list | tuple) else [value]
     masked = sum(int(np.ma.getmaskarray(array).sum()) for array in arrays if isinstance(array, np.ma.MaskedArray))
     if masked:
@@ -223,11 +211,7 @@ def check_embeddings(embeddings: Tensor, name: str, call: str, code: str | None 
 def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str, code: str | None = None) -> None:
     """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN.
 
-    Args:
-        embeddings: The argument, as a tensor.
-        name: Name of the argument, for messages.
-        call: The public function, for messages.
-        code: Code that makes a tensor of the argument (see `tensor_code`); None for its name.
+    `code` makes a tensor of the argument (see `tensor_code`); None for its name.
     """
     code = code or name
     if embeddings.ndim != 2:
@@ -249,10 +233,7 @@ def check_matrix(embeddings: Tensor | StoredRows, name: str, call: str, code: st
 def named(call: str, inner: str, remedies: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Word the errors of an inner function for a caller that has other arguments.
 
-    Args:
-        call: Name of the caller. It replaces the name of the inner function at the beginning of a message.
-        inner: Name of the inner function.
-        remedies: Sentence of the inner function -> what the user of the caller can do.
+    `remedies` maps a sentence of the inner function to what the user of the caller can do.
     """
     try:
         yield
@@ -305,23 +286,14 @@ def matrix_from(code: str, ndim: int) -> str:
 def refuse_unknown(call: str, name: str, value: Any, known: Any, fix: str) -> None:
     """Refuse a setting that is not one of the choices of a `Literal`.
 
-    Args:
-        call: The public function, for messages.
-        name: Name of the setting.
-        value: Its value.
-        known: The `Literal`.
-        fix: A sentence on what to pass instead.
+    `known` is the `Literal`. `fix` says what to pass instead.
     """
     if value not in get_args(known):
         raise InputError(f"{call}: {name}={value!r} does not exist. {fix}")
 
 
 def check_seed(call: str, name: str, seed: Any) -> int:
-    """Return a seed as a 64-bit integer, as PyTorch's generators need it.
-
-    Raises:
-        ValueError: If the seed is out of range.
-    """
+    """Return a seed as a 64-bit integer, as PyTorch's generators need it."""
     is_whole = hasattr(seed, "__index__") and not isinstance(seed, bool)
     if not is_whole or not -(2**63) <= seed.__index__() < 2**64:
         raise InputError(
@@ -333,13 +305,7 @@ def check_seed(call: str, name: str, seed: Any) -> int:
 def refuse_non_finite(rows: Tensor, items: int, name: str, call: str, where: str = "", code: str | None = None) -> None:
     """Refuse a matrix with non-finite rows.
 
-    Args:
-        rows: Indices of the non-finite rows, ascending.
-        items: Number of all rows.
-        name: Name of the argument, for messages.
-        call: The public function, for messages.
-        where: Location of the first row in files.
-        code: Code that makes a tensor of the argument, for messages.
+    `rows` are the indices of the non-finite rows, ascending. `where` is the location of the first one in files.
     """
     if len(rows):
         code = code or name
@@ -376,14 +342,7 @@ def computable(vectors: Tensor) -> Tensor:
 def signs(codes: Tensor, name: str, call: str, code: str | None = None) -> Int[Tensor, "items bits"]:
     """Return codes of two values as int8 of -1 and +1.
 
-    Args:
-        codes: (items, bits) of {0, 1}, {-1, +1} or booleans, of any dtype.
-        name: Name of the argument, for messages.
-        call: The public function, for messages.
-        code: Code that makes a tensor of the argument, for messages.
-
-    Raises:
-        ValueError: For another shape, or other values.
+    `codes` have the values {0, 1}, {-1, +1} or booleans, in any dtype.
     """
     code = code or name
     if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:

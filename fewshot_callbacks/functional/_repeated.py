@@ -1,11 +1,11 @@
-"""Items that come several times: the first of each id, and copies, which are candidates equal to a query bit for bit.
+"""Items that appear several times: repeated ids, and copies, which are candidates bit-identical to a query.
 
-A copy with the label of its query is a perfect neighbour, whatever the model has learnt. Equal rows are found by a hash
-of 64 bits for each row, which all processes know. Equal rows are one item only if different items have different rows.
-So there is no note on copies in an embedding that has collapsed, in binary codes, or among coarse numbers.
+A copy with its query's label is a perfect neighbour, whatever the model has learnt. All processes know a 64-bit hash of
+each row, which finds equal rows. Equal rows suggest a repeated item only if different items have different rows, so there
+is no note on copies for a collapsed embedding, binary codes, or coarse numbers.
 
-Ids need another comparison. Items of one id may be one item embedded twice, whose rows differ by rounding, and so in every
-hash. A sketch tells how far two rows are apart; but it cannot find equal rows among all, as a hash does.
+Items that share an id need another comparison. One item embedded twice has rows that differ by rounding, and therefore
+different hashes. A sketch estimates the distance of two rows, but unlike a hash it cannot find equal rows among all.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Ints = NDArray[np.int64]
 # Number of components of a sketch. The sketches of two embeddings that are far apart are close with a probability below
 # 1e-8.
 SKETCH = 8
-# Distance of two embeddings of one item, as a share of their length. In another batch or on another device they differ by
-# rounding: 1 % in bfloat16.
+# Largest distance of two embeddings of one item, as a fraction of their length. Rounding differs between batches and
+# devices: 1 % in bfloat16.
 SAME_ITEM = 0.05
-# Smallest share of queries with a copy that is noted: fewer move a recall by less than a hundredth.
+# Smallest fraction of queries with a copy that is noted. Fewer copies move recall by less than 0.01.
 NOTED_SHARE = 0.01
-# Share of equal numbers in two different rows of one class from which rows are coarse. In bfloat16 it is below 0.03, of
-# whole numbers from -127 to 127 about 0.02, of 16 levels 0.15 or more.
+# Rows are coarse if two different rows of a class share more than this fraction of their numbers. The fraction is below
+# 0.03 in bfloat16, about 0.02 for integers from -127 to 127, and at least 0.15 for 16 levels.
 COARSE_SHARE = 0.1
-# Number of pairs of rows that are compared to find out whether rows are coarse.
+# Number of row pairs compared to judge whether rows are coarse.
 PAIRS = 128
 # How every note on copies describes them.
 BIT_FOR_BIT = "equal bit for bit"
@@ -55,10 +55,10 @@ def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
 
 
 def sketches(embeddings: Tensor | StoredRows) -> Float[Tensor, "items numbers"]:
-    """Return a random projection of each row: a few numbers, whose distances are about those of the rows."""
+    """Return a short random projection of each row, which approximately keeps distances."""
     generator = torch.Generator().manual_seed(0)
     signs = 2.0 * torch.randint(2, (embeddings.shape[1], SKETCH), generator=generator).double() - 1
-    # A chunk at a time: a copy of all rows in float64 could take eight times their memory.
+    # Chunks, because a float64 copy of all rows could take eight times their memory.
     chunks: Iterable[Tensor] = embeddings.split(4096) if isinstance(embeddings, Tensor) else _chunks(embeddings)
     return torch.cat([rows.double() @ signs for rows in chunks]) / math.sqrt(SKETCH)
 
@@ -67,18 +67,12 @@ def sketches(embeddings: Tensor | StoredRows) -> Float[Tensor, "items numbers"]:
 def note_on_ids(
     ids: Int[Tensor, "items"], labels: Int[Tensor, "items"], sketch: Float[Tensor, "items numbers"]
 ) -> str | None:
-    """Return a note on items that are left out as repetitions although their label or embedding is another one.
+    """Return a note on items left out as repetitions although their label or embedding differs.
 
-    Args:
-        ids: The id of each item; the first item of each id is counted.
-        labels: The label of each item.
-        sketch: See `sketches`.
-
-    Returns:
-        A few sentences; None if all items of each id are the same.
+    The first item of each id counts. The result is None if all items of each id are the same.
     """
     number_of_id, first_items = number_distinct(ids)
-    first = first_items[number_of_id]  # (items,) the item that is counted in place of each item
+    first = first_items[number_of_id]  # (items,) the item that counts instead of each item
     length = torch.maximum(sketch.norm(dim=1), sketch[first].norm(dim=1))
     is_far = (sketch - sketch[first]).norm(dim=1) > SAME_ITEM * length
     differs = is_far | (labels != labels[first])
@@ -110,13 +104,7 @@ class HashedRows(NamedTuple):
 
 
 def hashes_of(rows: Tensor | StoredRows, dtype: torch.dtype, seed: int = 0) -> Ints:
-    """Return the hash of each row in a common type: rows of two types that are equal in it have one hash.
-
-    Args:
-        rows: (items, dim).
-        dtype: The common type.
-        seed: See `row_hashes`.
-    """
+    """Return the hash of each row after conversion to a common type, so that rows of two types can be compared."""
     if isinstance(rows, StoredRows):
         return np.concatenate([np.empty(0, np.int64), *(hashes_of(chunk, dtype, seed) for chunk in _chunks(rows))])
     return row_hashes(rows.to(dtype).contiguous().numpy(), seed=seed)
@@ -129,13 +117,10 @@ def _chunks(rows: StoredRows) -> Iterable[Tensor]:
 def count_copies(
     queries: HashedRows, items: HashedRows, self_match: Ints | None, exclusions: Sequence[tuple[Ints, Ints]]
 ) -> Int[np.ndarray, "queries"]:
-    """Return how many candidates of each query are its copies: equal bit for bit, and with its label.
+    """Return the number of copies of each query: bit-identical candidates with its label.
 
-    Args:
-        queries: All queries.
-        items: All gallery items.
-        self_match: Index of the item that each query is, and that is no candidate; None if queries are no items.
-        exclusions: Codes of the queries and of the items for each reason: a pair with equal codes is no candidate.
+    `self_match` is the item that each query is; None if queries are not items. A pair with equal codes in one of the
+    `exclusions` (query codes, item codes) is not a candidate.
     """
     copies = np.zeros(len(queries.hashes), np.int64)
     distinct, row_of_item, holders = np.unique(items.hashes, return_inverse=True, return_counts=True)
@@ -158,12 +143,10 @@ def count_copies(
 def count_equal_candidates(columns: Sequence[tuple[Ints, Ints]], exclusions: Sequence[tuple[Ints, Ints]]) -> Ints:
     """Return how many candidates of each query equal it in all columns.
 
-    Args:
-        columns: Values of the queries and of the items.
-        exclusions: See `count_copies`.
+    A column has the values of the queries and of the items. `exclusions` is as in `count_copies`.
     """
     counts = np.zeros(len(columns[0][0]), np.int64)
-    # A pair may be excluded for several reasons. So the excluded pairs are counted by inclusion and exclusion.
+    # Inclusion and exclusion, because a pair may be excluded for several reasons.
     for size in range(len(exclusions) + 1):
         for reasons in itertools.combinations(exclusions, size):
             counts += (-1) ** size * _count_equal([*columns, *reasons])
@@ -171,7 +154,7 @@ def count_equal_candidates(columns: Sequence[tuple[Ints, Ints]], exclusions: Seq
 
 
 def _count_equal(columns: Sequence[tuple[Ints, Ints]]) -> Ints:
-    """Return how many items equal each query in all columns. A column holds values of the queries and of the items."""
+    """Return how many items equal each query in all columns (query values, item values)."""
     keys = np.unique(np.concatenate(columns[0]), return_inverse=True)[1]
     for pair in columns[1:]:
         values = np.unique(np.concatenate(pair), return_inverse=True)[1]
@@ -185,19 +168,15 @@ def _count_equal(columns: Sequence[tuple[Ints, Ints]]) -> Ints:
 def are_telling(queries: HashedRows, items: HashedRows, copies: Ints, *, one_set: bool) -> Bool[np.ndarray, "queries"]:
     """Return which queries have copies that are likely to be repeated items.
 
-    Copies tell nothing of repeated items, but that an embedding has lost what distinguishes items, if they are a row of
-    zeros, a row that several classes share, or the row of a class whose items are all one row.
+    Other copies show that the embedding no longer distinguishes items: rows of zeros, rows that several classes share, and
+    classes that have a single distinct row.
 
-    Args:
-        queries: All queries.
-        items: All gallery items.
-        copies: Number of copies of each query.
-        one_set: Whether the queries are items, too.
+    `one_set`: the queries are also the items.
     """
     telling: NDArray[np.bool_] = (copies > 0) & (queries.hashes != 0)
     rows, row_of_item = np.unique(items.hashes, return_inverse=True)
     labels, label_of_item, sizes = np.unique(items.labels, return_inverse=True, return_counts=True)
-    # each pair of a row and a label once
+    # each (row, label) pair once
     row_of_pair, label_of_pair = np.divmod(np.unique(row_of_item * len(labels) + label_of_item), len(labels))
     is_shared = np.bincount(row_of_pair, minlength=len(rows)) > 1
     telling &= ~np.isin(queries.hashes, rows[is_shared])
@@ -207,17 +186,11 @@ def are_telling(queries: HashedRows, items: HashedRows, copies: Ints, *, one_set
 
 
 def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[np.ndarray, "4"]:
-    """Return four counts that tell whether the numbers of some rows are coarse. `_are_coarse` judges their sums.
+    """Return four counts that tell whether rows are coarse. `_are_coarse` judges their sums over processes.
 
-    Args:
-        rows: (items, dim) of one process.
-        labels: (items,).
-        hashes: (items,) of the rows.
-
-    Returns:
-        Of pairs of different rows of one class: how many numbers are equal, and how many are compared. The most frequent
-        number of each column is not compared, such as the zeros of a rectifier. Of a sample of rows: how many have numbers
-        of one size only, and how many there are.
+    The first two are the equal and the compared numbers in pairs of different rows of one class. The most frequent number
+    of each column is not compared, such as the zeros of a ReLU. The last two are the rows whose numbers all have one
+    magnitude, and all rows, in a sample.
     """
     if isinstance(rows, StoredRows):
         first_chunk = slice(0, min(len(rows), rows.chunk_rows))
@@ -225,7 +198,7 @@ def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[n
         labels = labels[first_chunk]
         hashes = hashes[first_chunk]
     order = np.lexsort((hashes, labels))
-    # places in this order after which another row follows, of the same class or of any
+    # positions in this order that a different row follows
     different = np.flatnonzero(hashes[order][1:] != hashes[order][:-1])
     in_class = different[labels[order][different] == labels[order][different + 1]]
     pairs = in_class[_evenly(len(in_class))]
@@ -238,19 +211,19 @@ def count_coarse(rows: Tensor | StoredRows, labels: Ints, hashes: Ints) -> Int[n
 
 
 def _count_equal_numbers(left: Tensor, right: Tensor) -> tuple[int, int]:
-    """Return how many numbers of the same place are equal in pairs of rows, and how many are compared."""
-    if len(left) < 2:  # each of two numbers is the most frequent one
+    """Return how many numbers are equal in pairs of rows, and how many are compared."""
+    if len(left) < 2:  # both numbers are equally frequent
         return 0, 0
     modes = torch.cat([left, right]).mode(dim=0).values
     is_compared = (left != modes) & (right != modes)
     compared = int(is_compared.sum())
-    if not compared:  # columns of a single number and its exceptions are as coarse as can be
+    if not compared:  # columns with one frequent number and few exceptions are coarse
         return 1, 0
     return int(((left == right) & is_compared).sum()), compared
 
 
 def _count_flat(rows: Tensor) -> int:
-    """Return how many rows have numbers of one size only, but for zeros."""
+    """Return how many rows have non-zero numbers of only one magnitude."""
     if not len(rows):
         return 0
     sizes = rows.double().abs()
@@ -260,13 +233,13 @@ def _count_flat(rows: Tensor) -> int:
 
 
 def _are_coarse(counts: Int[np.ndarray, "4"]) -> bool:
-    """Return whether rows are coarse, from the counts of all processes (see `count_coarse`)."""
+    """Return whether rows are coarse, given the summed counts of `count_coarse`."""
     equal, compared, flat, rows = counts.tolist()
     return bool(equal > COARSE_SHARE * compared or 2 * flat > rows)
 
 
 def _evenly(number: int) -> Ints:
-    """Return at most `PAIRS` of the numbers below this one, evenly spaced."""
+    """Return at most `PAIRS` evenly spaced numbers below this one."""
     numbers: Ints = np.unique(np.linspace(0, number - 1, min(number, PAIRS)).astype(np.int64))
     return numbers
 
@@ -278,7 +251,7 @@ class Copies:
     counts: Int[np.ndarray, "queries"]
     """number of copies of each query, of all processes"""
     is_noted: bool
-    """whether there are many of them, and they are likely to be items that come several times"""
+    """whether there are many, and they are likely to be repeated items"""
 
     @classmethod
     def among(
@@ -292,16 +265,10 @@ class Copies:
         *,
         as_codes: bool,
     ) -> Copies:
-        """Count the copies, and judge whether they are noted. *Collective*.
+        """Count the copies, and decide whether to note them. *Collective*.
 
-        Args:
-            queries: All queries.
-            items: All gallery items.
-            self_match: See `count_copies`.
-            exclusions: See `count_copies`.
-            own_items: Gallery rows of this process, and their indices among all items.
-            processes: Those that make this call together.
-            as_codes: Whether rows are binary codes, which different items may well share.
+        `own_items` are the gallery rows of this process and their indices among all items. `as_codes` says that rows
+        are binary codes, which different items may share.
         """
         counts = count_copies(queries, items, self_match, exclusions)
         telling = 0
@@ -320,12 +287,7 @@ class Copies:
         return int((self.counts > 0).sum())
 
     def note(self, effect: str, cure: str) -> str:
-        """Return the sentences on copies for a reader of the values.
-
-        Args:
-            effect: What copies do to the values.
-            cure: What to do if they are one item.
-        """
+        """Return the note on copies: their `effect` on the values, and the `cure` if they are repeated items."""
         number = len(self.counts)
         share = self.queries / number
         return (

@@ -1,4 +1,4 @@
-"""Ridge regression in closed form, and exact predictions of items that are left out of the fit, without a second fit.
+"""Closed-form ridge regression, with exact predictions for left-out items without a second fit.
 
 With n items, their centred embeddings X (n, dim) and targets Y (n, columns), X'X = V L V', Z = XV and B = Z'Y:
 
@@ -14,8 +14,8 @@ relationship between variable selection and data augmentation", Technometrics 16
 "Residuals and influence in regression", 1982). Eigenvalues, axes and B come from moments, which are summed over processes.
 The hat matrix needs one more pass over the items of each process.
 
-Where L has rank n - 1, a fit without a penalty has no residuals. With a small penalty R and I - H are then small differences
-of large numbers. Both have forms without a difference: R = Z W B and I - H = Z W Z' with W = a (L (L + a))^-1.
+If L has rank n - 1, a fit without a penalty has no residuals. With a small penalty, R and I - H are small differences of
+large numbers. Both can be computed without a difference: R = Z W B and I - H = Z W Z' with W = a (L (L + a))^-1.
 """
 
 from __future__ import annotations
@@ -32,20 +32,16 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.storage.stored_rows import StoredRows
 
-# Numbers of float64 that a block of items may take: 8 MB. Larger products are no faster.
+# Number of float64 values per block of items: 8 MB. Larger products are not faster.
 BLOCK_NUMBERS = 2**20
-# Eigenvalues are known to about 1e-16 of the largest. Those below this share of it are rounding.
+# Eigenvalues below this fraction of the largest are rounding errors: the precision is about 1e-16 of the largest.
 SMALLEST_SHARE = 1e-12
 
 Selection = slice | Int[Tensor, "chosen"]
 
 
 class Targets(ABC):
-    """What is predicted for the items of this process.
-
-    Attributes:
-        columns: Numbers that are predicted for each item.
-    """
+    """The targets for the items of this process: `columns` numbers per item."""
 
     columns: int
 
@@ -55,33 +51,25 @@ class Targets(ABC):
 
     @abstractmethod
     def centred(self, items: Selection, mean: Float[Tensor, "columns"]) -> Float[Tensor, "chosen columns"]:
-        """Return the targets of some items, minus the mean of each column."""
+        """Return the targets of these items, minus the mean of each column."""
 
     @abstractmethod
     def add_products(
         self, products: Float[Tensor, "dim columns"], rows: Float[Tensor, "chosen dim"], items: Selection
     ) -> None:
-        """Add X'Y of some items.
+        """Add X'Y of these items to `products`.
 
-        Args:
-            products: What is added to.
-            rows: The centred embeddings of these items.
-            items: Which items these are.
+        `rows` are the centred embeddings of these items.
         """
 
     def squares_outside(self, items: Selection) -> Float[Tensor, "chosen"] | float:
-        """Return the squared residuals of some items outside of the columns, which are the same at all penalties."""
+        """Return the squared residuals outside the columns, which do not depend on the penalty."""
         del items
         return 0.0
 
 
 class ClassTargets(Targets):
-    """One column for each class: 1 for the items of the class and -1 for all others.
-
-    Args:
-        classes: Class of each item, numbered from 0 on.
-        columns: Number of classes.
-    """
+    """One column per class: 1 for its items and -1 for all others."""
 
     def __init__(self, classes: Int[Tensor, "items"], columns: int) -> None:
         self.classes = classes
@@ -93,7 +81,7 @@ class ClassTargets(Targets):
         return 2 * sizes - len(self.classes)
 
     def centred(self, items: Selection, mean: Float[Tensor, "columns"]) -> Float[Tensor, "chosen columns"]:
-        """Return the targets of some items, minus the mean of each column."""
+        """Return the targets of these items, minus the mean of each column."""
         classes = self.classes[items]
         targets = (-1 - mean).repeat(len(classes), 1)
         targets[torch.arange(len(classes)), classes] += 2
@@ -102,20 +90,16 @@ class ClassTargets(Targets):
     def add_products(
         self, products: Float[Tensor, "dim columns"], rows: Float[Tensor, "chosen dim"], items: Selection
     ) -> None:
-        """Add X'Y of some items.
+        """Add X'Y of these items to `products`.
 
-        The rows of all processes sum to zero. So the -1 of other classes adds nothing, and twice the sum of each class
-        remains: dim operations for an item in place of dim times columns.
+        The rows of all processes sum to zero, so the -1 of other classes adds nothing, and twice the sum of each class
+        remains. An item takes dim operations instead of dim times columns.
         """
         products.T.index_add_(0, self.classes[items], rows, alpha=2.0)
 
 
 class NumberTargets(Targets):
-    """Columns of numbers.
-
-    Args:
-        values: (items, columns) in float64.
-    """
+    """Columns of numbers."""
 
     def __init__(self, values: Float[Tensor, "items columns"]) -> None:
         self.values = values
@@ -126,26 +110,23 @@ class NumberTargets(Targets):
         return self.values.sum(dim=0)
 
     def centred(self, items: Selection, mean: Float[Tensor, "columns"]) -> Float[Tensor, "chosen columns"]:
-        """Return the targets of some items, minus the mean of each column."""
+        """Return the targets of these items, minus the mean of each column."""
         return self.values[items] - mean
 
     def add_products(
         self, products: Float[Tensor, "dim columns"], rows: Float[Tensor, "chosen dim"], items: Selection
     ) -> None:
-        """Add X'Y of some items. Rows that sum to zero need no centred targets."""
+        """Add X'Y of these items to `products`. Rows that sum to zero need no centred targets."""
         products.addmm_(rows.T, self.values[items])
 
 
 class RotatedTargets:
-    """Centred class targets in an orthonormal basis of the predictions, where there are more classes than directions.
+    """Centred class targets in an orthonormal basis of the predictions, if there are more classes than directions.
 
-    No prediction leaves the space of this basis. So the squared residual of an item is the one inside the space, in fewer
-    columns, plus that of its target outside of it, which is the same at all penalties.
+    All predictions are in the space of this basis. The squared residual of an item is the residual inside the space, in
+    fewer columns, plus the squared length of its target outside the space, which does not depend on the penalty.
 
-    Args:
-        classes: Class of each item.
-        table: Centred target of each class in the basis.
-        outside: Squared length of the rest of each centred target.
+    `table` has the centred target of each class in the basis, and `outside` the squared length of its remainder.
     """
 
     def __init__(
@@ -162,7 +143,7 @@ class RotatedTargets:
     def of(cls, targets: ClassTargets, ridge: Ridge) -> tuple[RotatedTargets, Ridge]:
         """Return the rotated targets, and the ridge regression that predicts them."""
         basis, triangle = torch.linalg.qr(ridge.products.T)  # (classes, rank), (rank, rank)
-        shares = (1 + ridge.target_mean) / 2  # of the items that each class has
+        shares = (1 + ridge.target_mean) / 2  # of the items in each class
         table = 2 * (basis - shares @ basis)
         squares = 4 * (1 - 2 * shares + shares @ shares)
         outside = (squares - table.square().sum(dim=1)).clamp(min=0)
@@ -170,43 +151,43 @@ class RotatedTargets:
         return cls(targets.classes, table, outside), replace(ridge, products=triangle.T, target_mean=mean)
 
     def centred(self, items: Selection, mean: Float[Tensor, "columns"]) -> Float[Tensor, "chosen columns"]:
-        """Return the targets of some items, minus the mean of each column."""
+        """Return the targets of these items, minus the mean of each column."""
         return self.table[self.classes[items]] - mean
 
     def squares_outside(self, items: Selection) -> Float[Tensor, "chosen"]:
-        """Return the squared length of the targets of some items outside of the basis."""
+        """Return the squared length of the targets outside the basis."""
         return self.outside[self.classes[items]]
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingItems:
-    """The items of this process that a ridge regression is fitted on."""
+    """The items of this process that the regression is fitted on."""
 
     rows: Float[Tensor, "items dim"] | StoredRows
     targets: Targets
 
     @property
     def widest(self) -> int:
-        """Numbers of an item in the widest matrix of a block."""
+        """Numbers per item in the widest matrix of a block."""
         return max(self.rows.shape[1], self.targets.columns)
 
     def blocks(self) -> list[slice]:
-        """Return the items in blocks."""
+        """Return the blocks of items."""
         return blocks_of(len(self.rows), self.widest)
 
 
 def blocks_of(items: int, width: int) -> list[slice]:
-    """Return items in blocks that keep within `BLOCK_NUMBERS`, with `width` numbers for each."""
+    """Return blocks of at most `BLOCK_NUMBERS` numbers, with `width` numbers per item."""
     step = max(1, BLOCK_NUMBERS // width)
     return [slice(first, min(items, first + step)) for first in range(0, items, step)]
 
 
 @dataclass(frozen=True, eq=False)
 class Ridge:
-    """Ridge regressions of all penalties on one set of items (see the module docstring).
+    """The ridge regressions with all penalties on one set of items (see the module docstring).
 
-    Embeddings are divided by `scale`, a power of two, so that no square overflows. Penalties and eigenvalues are those of
-    the divided embeddings.
+    Embeddings are divided by `scale`, a power of two, so that no square overflows. Penalties and eigenvalues are
+    for the divided embeddings.
     """
 
     items: int
@@ -243,13 +224,13 @@ class Ridge:
         return torch.addmm(self.target_mean, rows.double() / self.scale - self.centre, coefficients)
 
     def projected(self, rows: Float[Tensor, "chosen dim"]) -> Float[Tensor, "chosen rank"]:
-        """Return Z of some items."""
+        """Return Z of these items."""
         return (rows.double() / self.scale - self.centre) @ self.axes
 
     def residuals(
         self, projected: Float[Tensor, "chosen rank"], targets: Float[Tensor, "chosen columns"], penalty: float
     ) -> Float[Tensor, "chosen columns"]:
-        """Return the residuals of some items of the fit, given Z and the centred targets of these items."""
+        """Return the residuals of items in the fit, given their Z and centred targets."""
         weighted = projected * self._weights(penalty)
         if self.interpolates:
             return weighted @ self.products
@@ -258,7 +239,7 @@ class Ridge:
     def complements(
         self, projected: Float[Tensor, "chosen rank"], penalties: Sequence[float]
     ) -> Float[Tensor, "chosen penalties"]:
-        """Return the diagonal of I - H for some items, at each penalty."""
+        """Return the diagonal of I - H at each penalty."""
         weights = torch.stack([self._weights(penalty) for penalty in penalties], dim=1)
         forms = projected.square() @ weights
         return forms if self.interpolates else 1 - 1 / self.items - forms
@@ -280,9 +261,9 @@ class Ridge:
 
 
 def fit_ridge(items: TrainingItems, processes: Processes) -> Ridge:
-    """Return the ridge regressions on the items of all processes, at least two. *Collective*.
+    """Return the ridge regressions on the items of all processes, at least two items. *Collective*.
 
-    Processes exchange sums: dim + columns numbers, then dim^2 + dim columns.
+    Processes exchange sums of dim + columns numbers, then of dim^2 + dim columns.
     """
     scale, origin = _scale_and_origin(items, processes)
     offsets = torch.zeros_like(origin)
@@ -309,21 +290,21 @@ def fit_ridge(items: TrainingItems, processes: Processes) -> Ridge:
 def _scale_and_origin(items: TrainingItems, processes: Processes) -> tuple[float, Float[Tensor, "dim"]]:
     """Return a power of two near the largest number, and an item divided by it. *Collective*.
 
-    Means are taken from an item on. So equal items have a scatter of exactly zero, and so has a constant dimension.
+    Means are relative to this item, so equal items and constant dimensions have a scatter of exactly zero.
     """
     largest = 0.0
     for block in items.blocks():
         lowest, highest = items.rows[block].aminmax()
         largest = max(largest, abs(float(lowest)), abs(float(highest)))
     everyone = processes.gather((largest, items.rows[:1].double()))
-    # One power less than the number: 2^1024 would overflow.
+    # The power below the number, because 2^1024 would overflow.
     scale = math.ldexp(1.0, math.frexp(max(number for number, _ in everyone))[1] - 1)
     origin = torch.cat([first for _, first in everyone])[0]
     return scale, origin / scale
 
 
 def summed(values: Sequence[Tensor], processes: Processes) -> list[Tensor]:
-    """Return the sums of tensors over all processes, added by rank, so that all get the same bits. *Collective*."""
+    """Return the sums over all processes, added in rank order, so that all get the same bits. *Collective*."""
     everyone = processes.gather(list(values))
     return [torch.stack(of_processes).sum(dim=0) for of_processes in zip(*everyone, strict=True)]
 
@@ -332,17 +313,17 @@ def summed(values: Sequence[Tensor], processes: Processes) -> list[Tensor]:
 
 
 class LeaveOneOut:
-    """Each item predicted by the fit without it."""
+    """Predicts each item by the fit without it."""
 
     def __init__(self, ridge: Ridge, items: TrainingItems) -> None:
         self._ridge = ridge
         self._items = items
 
     def squared_errors(self, penalties: Sequence[float]) -> Float[Tensor, "penalties"]:
-        """Return the sum of the squared errors at each penalty, over the items of this process and all columns."""
+        """Return the sum of squared errors at each penalty, over this process's items and all columns."""
         ridge = self._ridge
         targets: Targets | RotatedTargets = self._items.targets
-        # Squares outside of the basis are differences. They would cancel where residuals are small.
+        # Squares outside the basis are differences, which would cancel if residuals are small.
         if isinstance(targets, ClassTargets) and targets.columns > ridge.rank and not ridge.interpolates:
             targets, ridge = RotatedTargets.of(targets, ridge)
         total = torch.zeros(len(penalties), dtype=torch.float64)
@@ -357,7 +338,7 @@ class LeaveOneOut:
         return total
 
     def predictions(self, penalty: float) -> Iterator[tuple[Selection, Float[Tensor, "chosen columns"]]]:
-        """Yield items of this process and their predictions, a block at a time."""
+        """Yield blocks of this process's items with their predictions."""
         ridge = self._ridge
         for block in self._items.blocks():
             projected = ridge.projected(self._items.rows[block])
@@ -367,14 +348,9 @@ class LeaveOneOut:
 
 
 class LeaveGroupOut:
-    """Each item predicted by the fit without its group. All items of a group are in one process.
+    """Predicts each item by the fit without its group. All items of a group are in one process.
 
-    A block holds at least one group: its embeddings and targets are in memory at the same time.
-
-    Args:
-        ridge: The fit.
-        items: Items of this process.
-        groups: (items,) the group of each item.
+    The embeddings and targets of a block are in memory at the same time, and a block has at least one whole group.
     """
 
     def __init__(self, ridge: Ridge, items: TrainingItems, groups: Int[Tensor, "items"]) -> None:
@@ -383,7 +359,7 @@ class LeaveGroupOut:
         self._blocks = _blocks_of_equal_groups(groups, items.widest)
 
     def squared_errors(self, penalties: Sequence[float]) -> Float[Tensor, "penalties"]:
-        """Return the sum of the squared errors at each penalty, over the items of this process and all columns."""
+        """Return the sum of squared errors at each penalty, over this process's items and all columns."""
         total = torch.zeros(len(penalties), dtype=torch.float64)
         for block in self._blocks:
             projected, centred = self._projected_and_centred(block)
@@ -393,7 +369,7 @@ class LeaveGroupOut:
         return total
 
     def predictions(self, penalty: float) -> Iterator[tuple[Selection, Float[Tensor, "chosen columns"]]]:
-        """Yield items of this process and their predictions, a block at a time."""
+        """Yield blocks of this process's items with their predictions."""
         for block in self._blocks:
             projected, centred = self._projected_and_centred(block)
             residuals = self._residuals(projected, centred, penalty, len(block))
@@ -402,7 +378,7 @@ class LeaveGroupOut:
     def _projected_and_centred(
         self, block: Int[Tensor, "groups size"]
     ) -> tuple[Float[Tensor, "chosen rank"], Float[Tensor, "chosen columns"]]:
-        """Return Z and the centred targets of the items of some groups, one group after the other."""
+        """Return Z and the centred targets of a block, one group after the other."""
         items = block.flatten()
         centred = self._items.targets.centred(items, self._ridge.target_mean)
         return self._ridge.projected(self._items.rows[items]), centred
@@ -414,9 +390,9 @@ class LeaveGroupOut:
         penalty: float,
         groups: int,
     ) -> Float[Tensor, "chosen columns"]:
-        """Return the residuals of the items of some groups of one size in the fits without their group."""
+        """Return the residuals of items in the fits without their groups, which have equal sizes."""
         residuals = self._ridge.residuals(projected, centred, penalty).reshape(groups, -1, centred.shape[1])
-        by_group = projected.reshape(groups, residuals.shape[1], projected.shape[1])  # of equal rows there is no column
+        by_group = projected.reshape(groups, residuals.shape[1], projected.shape[1])  # equal rows give no column
         if by_group.shape[1] <= self._ridge.rank:
             left_out: Tensor = torch.linalg.solve(self._ridge.complement_matrices(by_group, penalty), residuals)
         else:
@@ -429,10 +405,10 @@ class LeaveGroupOut:
         residuals: Float[Tensor, "groups size columns"],
         penalty: float,
     ) -> Float[Tensor, "groups size columns"]:
-        """Return the residuals in the fits without each group, from the moments of all items minus those of the group.
+        """Return the residuals in the fits without each group, from the moments of the other items.
 
         With A = (1, Z_G) and K = diag(n, L + a), H_GG is A K^-1 A', and (I - H_GG)^-1 R is R + A (K - A'A)^-1 A'R
-        (Woodbury): systems of rank + 1 unknowns in place of the size of the group.
+        (Woodbury). The systems have rank + 1 unknowns instead of one per item of the group.
         """
         ridge = self._ridge
         items = torch.tensor([float(ridge.items)], dtype=torch.float64)
@@ -444,7 +420,7 @@ class LeaveGroupOut:
 
 
 def _blocks_of_equal_groups(groups: Int[Tensor, "items"], width: int) -> list[Int[Tensor, "groups size"]]:
-    """Return the items of all groups in blocks, each of some groups of one size: a row for each group."""
+    """Return blocks of groups of equal size, with one row per group."""
     order = groups.argsort(stable=True)
     sizes = groups[order].unique_consecutive(return_counts=True)[1]
     first = sizes.cumsum(dim=0) - sizes
@@ -458,15 +434,9 @@ def _blocks_of_equal_groups(groups: Int[Tensor, "items"], width: int) -> list[In
 def bring_groups_together(
     columns: Sequence[Tensor], groups: Int[Tensor, "items"], processes: Processes
 ) -> tuple[list[Tensor], Int[Tensor, "received"]]:
-    """Return the items of whole groups: all items of a group are sent to one process. *Collective*.
+    """Return the items of whole groups, after all items of a group were sent to one process. *Collective*.
 
-    Args:
-        columns: Tensors with an entry for each item of this process.
-        groups: The group of each of them.
-        processes: All that hold items.
-
-    Returns:
-        The columns of the items that this process now holds, and their groups.
+    Each column has one entry per item. The result is the columns and groups of the items that this process receives.
     """
     if processes.count == 1:
         return list(columns), groups
@@ -486,9 +456,9 @@ def bring_groups_together(
 
 
 def _holders(groups: Int[Tensor, "items"], processes: Processes) -> Int[Tensor, "items"]:
-    """Return the rank of the process that the group of each item is brought to. *Collective*.
+    """Return the rank of the process that receives each item's group. *Collective*.
 
-    Groups are dealt in their order, so that each process has about the same number of items.
+    Groups are assigned in order, so that processes have about equally many items.
     """
     groups_and_sizes = processes.gather(groups.unique(return_counts=True))
     all_groups, number = torch.cat([distinct for distinct, _ in groups_and_sizes]).unique(return_inverse=True)

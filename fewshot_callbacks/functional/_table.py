@@ -11,10 +11,7 @@ SHOWN_ROWS = 10
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], total: int | None = None) -> list[str]:
     """Return the lines of a table.
 
-    Args:
-        columns: The heading of each column.
-        rows: The cells of the rows that are shown.
-        total: Number of all rows; by default those that are shown.
+    `total` is the number of all rows; by default, the number of shown rows.
 
     Examples:
         >>> print(chr(10).join(table(("item", "score"), [("3", "0.9000"), ("12", "0.8000")], total=5)))

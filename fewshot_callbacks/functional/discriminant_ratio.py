@@ -83,13 +83,9 @@ def batch_ratios(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return J and the variance ratio of one batch, from one computation.
 
-    Args:
-        embeddings: (items, dim), any floating dtype.
-        labels: (items,) integers or strings.
-        eps: Share of the total scatter that is added to the scatter within classes, for J.
-        normalize: Scale each embedding to length 1 first.
-        skip_singletons: Leave out classes with a single item, for J. The variance ratio is correct with them.
-        call: The public function, for messages.
+    `eps` is the share of the total scatter that is added to the scatter within classes, for J. `normalize` scales each
+    embedding to length 1. `skip_singletons` leaves out classes with a single item, for J; the variance ratio is correct
+    with them.
     """
     rows, item_labels = read_batch(embeddings, labels, call)
     codes = item_labels.codes.to(rows.device)
@@ -116,11 +112,7 @@ def _suits_kernel(rows: Tensor) -> bool:
 
 
 def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Labels]:
-    """Return embeddings without a gradient, and their labels.
-
-    Raises:
-        ValueError: If shapes or types do not fit. Values are not checked, because that would wait for the device.
-    """
+    """Return embeddings without a gradient, and their labels. Values are not checked: that would wait for the device."""
     code = tensor_code("embeddings", embeddings)
     embeddings = as_tensor(embeddings, "embeddings", function)
     item_labels = as_labels(labels, "labels", function)
@@ -435,10 +427,7 @@ def moments_of_set(
 ) -> ClassMoments | None:
     """Return the moments of a whole set, converted to float64 in parts; None without items.
 
-    Args:
-        embeddings: Any floating dtype.
-        labels: Label of each item.
-        normalize: Scale each embedding to length 1 first.
+    `normalize` scales each embedding to length 1 first.
 
     Examples:
         >>> moments = moments_of_set(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), Labels(torch.tensor([0, 0, 1, 1])))
@@ -459,14 +448,7 @@ def ratio_of_set(
 ) -> tuple[float, ClassScatter]:
     """Return J of the items of all processes, and the scatter of all their classes. *Collective*.
 
-    Args:
-        mine: Moments of the items of this process; None if it has none.
-        processes: All processes with a part of the set.
-        eps: Share of the total scatter that is added to the scatter within classes.
-        skip_singletons: Leave classes with a single item out of J.
-
-    Raises:
-        ValueError: If J is undefined; the message has the reason.
+    `mine` has the moments of this process; None without items. `eps` and `skip_singletons` are as in `batch_ratios`.
 
     Examples:
         >>> moments = ClassMoments.of(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 2.0], [4.0, 2.0]]), [0, 1, 0, 1])

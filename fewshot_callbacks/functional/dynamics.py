@@ -227,16 +227,11 @@ def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: i
 def episode_in(labels: Int[Tensor, "items"], shots: int) -> tuple[Int[Tensor, "chosen"], int, int]:
     """Return the items of a batch that form an episode: equally many per class, of the classes with more than `shots`.
 
-    Args:
-        labels: Labels of the batch, on the CPU.
-        shots: Number of support items per class.
+    Labels are on the CPU. `shots` is the number of support items per class.
 
     Returns:
         Ascending indices of the items, the number of items per class, and the number of classes. If all classes have
         equally many items, these are all items, even if `training_dynamics` refuses them because they are too few.
-
-    Raises:
-        ValueError: If fewer than two classes have more than `shots` items.
 
     Examples:
         >>> episode_in(torch.tensor([5, 7, 7, 5, 7, 9]), shots=1)

@@ -217,12 +217,6 @@ def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) ->
 def check_episode_sizes(**sizes: int) -> None:
     """Refuse a size that is not a positive whole number.
 
-    Args:
-        **sizes: Numbers by name, as in `check_episode_sizes(ways=5, shots=1)`.
-
-    Raises:
-        ValueError: If a number is not whole, or not positive.
-
     Examples:
         >>> check_episode_sizes(ways=5, shots=0)
         Traceback (most recent call last):
@@ -240,16 +234,7 @@ def check_classes_suffice(
 ) -> None:
     """Refuse a set that is too small for episodes of these sizes.
 
-    Args:
-        labels: (items,) class of each item.
-        ways: Number of classes per episode.
-        shots: Number of support images per class.
-        queries: Number of query images per class.
-        class_names: Names for error messages, by label.
-        prefix: Prefix of the names of the sizes in messages, such as `--data.test_`.
-
-    Raises:
-        ValueError: As in `sample_episodes`.
+    `shots` and `queries` are per class. `prefix` precedes the names of sizes in messages, such as `--data.test_`.
 
     Examples:
         >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))

@@ -46,15 +46,7 @@ FAULTS = ("missing", "unknown", "repeated", "excluded")
 def read_found(call: str, found: Any, gallery_ids: Any | None, share: Share, sets: ItemSets) -> FoundLists:
     """Return the found lists of the queries of this process, as gallery places. *Collective*.
 
-    Args:
-        call: The public function, for messages.
-        found: (rows, columns) lists that the index returned, one row per query row of this process.
-        gallery_ids: Ids of the gallery items of this process, if `found` has ids; None if it has indices.
-        share: The part of the sets that this process has.
-        sets: Queries and gallery.
-
-    Raises:
-        ValueError: If `found` is not such a matrix, or if none of its entries is a gallery item.
+    `found` has one row per query row of this process. It has ids if `gallery_ids` are passed, and indices otherwise.
     """
     values = _matrix(call, found, sets)
     rows = _rows_of_queries(call, len(values), share, sets)
@@ -205,10 +197,7 @@ def rank_blocks(
 
     A relevant item that was not found has no rank. Consecutive entries with equal scores are a tied group.
 
-    Args:
-        is_relevant: Whether each entry is relevant to its query.
-        scores: Exact score of each entry; NaN if there is no item.
-        relevant: Number of relevant candidates of each query.
+    `scores` are exact; NaN if there is no item. `relevant` is the number of relevant candidates of each query.
     """
     rows, columns = is_relevant.shape
     for span in even_slices(0, rows, max(1, ENTRIES_AT_ONCE // columns)):

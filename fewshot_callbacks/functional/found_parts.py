@@ -1,4 +1,4 @@
-"""The neighbours of queries that several processes search, as one file: no process has the neighbours of all."""
+"""Writes the neighbours that several processes find to one file, without gathering all of them in one process."""
 
 from __future__ import annotations
 
@@ -59,27 +59,14 @@ def write_nearest(
     about: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> WrittenNeighbours:
-    """Write what `nearest` finds, in the order of the queries, within a budget. *Collective*; the first process writes.
+    """Write what `nearest` finds to one file, in query order. The first process writes. *Collective*.
 
-    Each process writes what it finds to files in `TMPDIR`, batch by batch. Then the first process reads and receives these
-    batches, one at a time.
+    Each process first writes its batches to `TMPDIR`. The first process then collects them, one at a time, so that memory
+    stays within the budget.
 
-    Args:
-        path: The file; its ending is the format.
-        queries: Queries of this process, which follow the queries of the process before.
-        gallery: Gallery items of this process; None for one set.
-        columns: Ids and groups of this process, by the name of the argument.
-        k: Number of neighbours.
-        similarity: How queries and gallery are compared.
-        memory: Budget in bytes.
-        share: Which of the queries and of the gallery this process holds.
-        choose: As in `read_items`.
-        ids: Ids of all queries and gallery items, which are written.
-        about: Plain values that the file records.
-        progress: Called with the number of pairs done and the number of all pairs.
-
-    Raises:
-        ValueError: As `nearest` and `write_neighbours` do.
+    Arguments are for this process. `columns` are ids and groups by argument name; `choose` is as in
+    `read_items`; `ids` are the ids of all items, which are written; `about` is recorded in the file; `progress` gets
+    the pairs done and all pairs.
     """
     check_name(path)
     with share.processes.together():
@@ -93,13 +80,13 @@ def write_nearest(
             batches = parts.of_all()
             if share.processes.rank == 0:
                 write_batches(path, batches, ids or UserIds(), about or {})
-            for _ in batches:  # other processes send
+            for _ in batches:  # the other processes send
                 pass
     return summary
 
 
 def _search(parts: _Parts, sets: ItemSets, k: int, progress: Progress | None) -> None:
-    """Write what is found for the queries of this process, batch by batch. *Collective*."""
+    """Write the neighbours of this process's queries, batch by batch. *Collective*."""
     with computing() as threads:
         vectors = sets.vectors(threads)
         rules = sets.rules()
@@ -110,12 +97,7 @@ def _search(parts: _Parts, sets: ItemSets, k: int, progress: Progress | None) ->
 
 
 class _Parts:
-    """The batches that a process has found, in files.
-
-    Args:
-        folder: Where they are written.
-        sets: Queries and gallery.
-    """
+    """The batches of this process, in files."""
 
     def __init__(self, folder: Path, sets: ItemSets) -> None:
         self._folder = folder
@@ -126,7 +108,7 @@ class _Parts:
         self._has_candidates = False
 
     def add(self, batch: Any, items: Any, scores: Any, unlisted_ties: Any) -> None:
-        """Write the neighbours of a batch of queries of this process."""
+        """Write the neighbours of one batch."""
         if not len(batch):
             return
         sets = self._sets
@@ -141,11 +123,7 @@ class _Parts:
         self._number += 1
 
     def summary(self, k: int) -> WrittenNeighbours:
-        """Return the numbers of all processes. *Collective*.
-
-        Raises:
-            ValueError: If no query has a candidate.
-        """
+        """Return the totals over all processes. *Collective*."""
         sets = self._sets
         processes = sets.processes
         numbers = np.array([self._with_ties, self._with_fewer, self._has_candidates])
@@ -155,10 +133,7 @@ class _Parts:
         return WrittenNeighbours(sets.queries.length, k, sets.gallery.length, with_ties, with_fewer)
 
     def of_all(self) -> Iterator[Neighbours]:
-        """Yield the batches of all processes, in the order of their ranks, on the first process. *Collective*.
-
-        The other processes send theirs, and yield nothing.
-        """
+        """Yield all batches in rank order, on the first process; other processes only send. *Collective*."""
         processes = self._sets.processes
         numbers = processes.gather(self._number)
         for rank, number in enumerate(numbers):
@@ -172,10 +147,10 @@ class _Parts:
                     yield Neighbours(rows, indices, scores, are_tied(scores, unlisted_ties), unlisted_ties)
 
     def _read(self, part: int) -> list[Tensor]:
-        """Return the arrays of a part, and delete its file."""
+        """Return the arrays of a batch, and delete its file."""
         with self._file(part).open("rb") as file:
             arrays = [torch.from_numpy(np.load(file)) for _ in range(4)]
-        with suppress(OSError):  # of Windows, where others may look at a file
+        with suppress(OSError):  # Windows, if another program has the file open
             self._file(part).unlink()
         return arrays
 

@@ -65,9 +65,7 @@ def _logged(
 ) -> dict[str, _Logged]:
     """Return the metadata of a field that a monitor logs.
 
-    Args:
-        better: Which values are better; None if neither are.
-        needs: What the number needs in addition to embeddings.
+    `better` is None if neither direction is better. `needs` is what the number needs in addition to embeddings.
     """
     return {"logged": _Logged(better, needs)}
 

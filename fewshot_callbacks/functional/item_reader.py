@@ -105,22 +105,10 @@ def read_items(
 ) -> ItemSets:
     """Return the queries and the gallery of a call, with the first item of each id. *Collective*.
 
-    Args:
-        call: The public function, for messages and for `TAKES`.
-        queries: Queries of this process: an array, or files.
-        gallery: Gallery items of this process; None for one set.
-        columns: Labels, ids, groups and other columns of this process, by the name of the argument, such as `query_ids`.
-            None for a column that was not passed; all processes must agree on this.
-        share: The part of the sets that this process has.
-        similarity: Similarity of queries and gallery.
-        memory: Budget in bytes. Rows stay in their files if they would take much of it.
-        labelled: Whether labels are read. They are not read if judgements define the relevant items.
-        choose: Function that returns the indices of the queries to search for, given the number of all queries. With None,
-            the first query of each id is searched for.
-
-    Raises:
-        ValueError: If a shape, type or size does not fit, rows contain NaN or Inf, or a set is empty. Every process raises
-            the same error.
+    Arguments are for this process, and `queries` may be files. A column is None if it was not passed, in all processes
+    or in none. Rows stay in their files if they would take much of `memory`, in bytes. Labels are not read if
+    judgements define the relevant items. `choose` returns the queries to search for, given the number of all queries;
+    None chooses the first query of each id.
     """
     check_similarity(similarity)
     takes = TAKES.get(call, Takes())
@@ -295,11 +283,7 @@ class _Reader:
     def read(self, name: str, array: Any, places: Any, *, is_gallery: bool = False) -> Items:
         """Return the queries or the gallery, without columns. *Collective*.
 
-        Args:
-            name: `queries` or `gallery`, for messages.
-            array: Rows of this process.
-            places: Their places; None if the rows of each process follow the rows of the process before.
-            is_gallery: Whether the rows are the gallery.
+        `places` is None if the rows of each process follow the rows of the process before.
         """
         rows = self._rows(name, without_arrow(array, name, self.call), is_gallery=is_gallery)
         items = len(rows) if rows.ndim else 0
@@ -328,10 +312,7 @@ class _Reader:
     ) -> tuple[dict[str, Items], tuple[Any, ...] | None]:
         """Return the sets with their columns, and the label of each label code. *Collective*.
 
-        Args:
-            sides: The sets without columns, by the prefix of their arguments: `query` and `gallery`.
-            columns: The columns of this process, by the name of the argument.
-            takes: Which arguments the function takes.
+        `sides` are the sets without columns, by the prefix of their arguments: `query` and `gallery`.
         """
         read: dict[str, dict[str, Labels]] = {}
         if takes.labels and "query_labels" not in columns:
@@ -479,16 +460,8 @@ def with_stored_arrays(
 
     Labels in the files of only one of two sets are left out if the function does not need labels.
 
-    Args:
-        call: The public function, for messages.
-        queries: Rows of the queries. `Shards` with `is_gallery` are divided into queries and gallery.
-        gallery: Rows of the gallery; None for one set.
-        arrays: Labels, ids and groups by the name of the argument, such as `query_ids`; None if they were not passed.
-        labelled: Whether labels are used.
-        takes: The arguments of the function.
-
-    Raises:
-        ValueError: If only the files of one of two sets have groups.
+    `queries` may be `Shards` with `is_gallery`, which are divided into queries and gallery. `arrays` are labels, ids
+    and groups by argument name, such as `query_ids`; None for arguments that were not passed.
     """
     passed = {name: array for name, array in arrays.items() if array is not None}
     if isinstance(queries, Shards) and queries.is_gallery is not None and gallery is None:

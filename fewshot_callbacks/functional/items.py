@@ -117,9 +117,7 @@ class Items:
     def take(self, index: Int[Tensor, "chosen"], memory: float | None) -> Items:
         """Return the items with these places, renumbered from 0.
 
-        Args:
-            index: Places of the items, ascending.
-            memory: Budget in bytes for rows that stay in their files; None to load them.
+        `index` is ascending. `memory` is the budget in bytes for rows that stay in their files; None loads them.
         """
         is_chosen = self.is_row_of(index)
         rows = self.rows
@@ -231,8 +229,7 @@ class ItemSets:
     def exclusions(self, *names: str) -> list[tuple[Ints, Ints]]:
         """Return (query codes, item codes) for each excluding column that both sets have.
 
-        Args:
-            *names: Names of excluding columns; by default all.
+        Without names, all excluding columns are used.
         """
         in_both = self.queries.columns.keys() & self.gallery.columns.keys()
         return [
@@ -298,9 +295,7 @@ class ItemSets:
     def notes_on_copies(self, copies: Copies | None, effect: str = "A copy is a perfect neighbour") -> list[str]:
         """Return the notes on ids that different items share, and on copies.
 
-        Args:
-            copies: The copies of each query; None if they were not counted.
-            effect: Sentence on the effect of copies on the values.
+        `effect` is a sentence on what copies do to the values.
         """
         notes = [*self.notes_on_ids]
         if copies is not None and copies.is_noted and copies.queries:
@@ -379,12 +374,7 @@ def places_of(ids: Int[Tensor, "queries"], distinct: Int[Tensor, "items"]) -> In
 
 
 class _ChosenRows:
-    """Chosen rows of an array, as an array.
-
-    Args:
-        rows: All rows.
-        is_chosen: (rows,) whether each row is chosen.
-    """
+    """Chosen rows of an array, as an array."""
 
     def __init__(self, rows: StoredRows, is_chosen: Bool[np.ndarray, "rows"]) -> None:
         self._all = rows

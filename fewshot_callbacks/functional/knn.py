@@ -286,12 +286,7 @@ def _report(
 ) -> KnnReport:
     """Return the report, with means over the queries that have a candidate of their label.
 
-    Args:
-        per_query: Value of each query, by metric.
-        neighbours: Queries and gallery.
-        has_match: Whether a candidate has the label of each query.
-        confidence: Confidence level of the intervals.
-        notes: Notes so far.
+    `has_match` tells whether a candidate has the label of each query.
     """
     candidates = neighbours.candidates
     classes = torch.from_numpy(neighbours.classes)
@@ -369,11 +364,8 @@ class NeighbourSearch:
     ) -> dict[str, Float[np.ndarray, "searched"]]:
         """Return the value of each searched query, by metric. *Collective*.
 
-        Args:
-            queries: Indices among the queries of this process.
-            ks: Numbers of neighbours, each at most the number of candidates.
-            temperature: Temperature of the vote weights; None for equal weights.
-            progress: Function of (pairs done, all pairs).
+        `queries` are indices among the queries of this process. Each k is at most the number of candidates. A
+        temperature of None gives equal weights.
         """
         hits = {f"knn@{k}{suffix}": np.zeros(len(queries)) for k in ks for suffix in LAST_RANKS}
         if not hits:
@@ -414,11 +406,7 @@ class NeighbourSearch:
 
         If more rows tie with the last neighbour than are listed, one more search lists all of them.
 
-        Args:
-            threads: Number of threads.
-            queries: Indices among the queries of this process.
-            k: Number of neighbours.
-            progress: Function of (pairs done, all pairs) of the first search.
+        `queries` are indices among the queries of this process. `progress` only follows the first search.
         """
         sets = self.sets
         distinct = self.rows
@@ -476,10 +464,8 @@ class NeighbourSearch:
     ) -> Votes:
         """Return the votes for a block of queries.
 
-        Args:
-            self_match: Gallery item that is the query itself; -1 for none.
-            rows: Neighbours of each query, the nearest first; -1 if there are fewer.
-            scores: Similarity of each neighbour.
+        `self_match` is the gallery item that is the query itself; -1 for none. `rows` are the neighbours, the nearest
+        first; -1 if there are fewer.
         """
         distinct = self.rows
         is_neighbour = rows >= 0
@@ -584,11 +570,7 @@ def _hits(
 ) -> dict[str, Float[np.ndarray, "queries"]]:
     """Return, by metric, the probability that the class of each query is among the first if ties are ordered at random.
 
-    Args:
-        votes: Votes for these queries; each query has at least one.
-        classes: Class of each query.
-        ks: Numbers of neighbours.
-        temperature: Temperature of the vote weights; None for equal weights.
+    Each query has at least one vote. A temperature of None gives equal weights.
     """
     weights = _weights(votes, temperature)
     tallies = _Tallies.of(votes, classes)

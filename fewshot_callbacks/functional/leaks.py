@@ -254,10 +254,8 @@ def leakage(
 def copy_score(share: float, report: RetrievalReport, dim: int) -> float:
     """Return the `min_score` of `leakage` for a cosine or, with binary codes, for a share of equal bits.
 
-    Args:
-        share: The lowest cosine of a copy, or the lowest share of equal bits.
-        report: The report of the queries.
-        dim: Number of components of an embedding, or of bits.
+    `share` is the lowest cosine of a copy, or its lowest share of equal bits. `dim` is the number of components or
+    bits.
     """
     # The score of two codes is minus the number of differing bits.
     return -float(round((1 - share) * dim)) if report.similarity == "hamming" else share
@@ -286,11 +284,7 @@ def _choice_of_drawn(report: RetrievalReport) -> Callable[[int], Int[Tensor, "ch
 
 
 def _rows_of_report(report: RetrievalReport, sets: ItemSets) -> Int[Tensor, "queries"]:
-    """Return the place of each query of the report.
-
-    Raises:
-        ValueError: If a query of the report is missing, or if all queries were evaluated but the sets have more.
-    """
+    """Return the place of each query of the report."""
     given = sets.queries.given
     evaluated = _evaluated(report)
     if evaluated is None:
@@ -343,12 +337,7 @@ def _interval(
 ) -> Interval:
     """Return the interval of the mean over the queries without a copy minus the mean over all queries.
 
-    Args:
-        requested: The metric.
-        others: Value of each query without a copy; NaN for queries with a copy.
-        values: Value of each query.
-        labels: Class of each query.
-        confidence: Confidence level.
+    `others` has the value of each query without a copy, and NaN for queries with a copy.
     """
     is_left_out = others.isnan() & ~values.isnan()
     classes_with_copies = len(labels[is_left_out].unique())

@@ -26,13 +26,8 @@ def class_means(
 ) -> tuple[Int[Tensor, "classes"], Float[Tensor, "classes"], Int[Tensor, "classes"]]:
     """Return the mean over the queries of each class, rounded once, so that the order of the queries does not matter.
 
-    Args:
-        values: One value per query; NaN if a query has no value.
-        labels: The class of each query, integers.
-
-    Returns:
-        Labels in ascending order, the mean of each class (float64), and its number of queries. Queries without a value are
-        left out, and so are classes without any such query. All three are empty if no query has a value.
+    A value is NaN if a query has no value. The result has the labels in ascending order, the mean of each class
+    (float64), and its number of queries with a value. Classes without such a query are left out.
 
     Examples:
         >>> import torch
@@ -71,10 +66,6 @@ def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"])
     """Return the mean over classes of the means over their queries; NaN if no query has a value.
 
     It is bit-identical for every order of the queries and every naming of the classes.
-
-    Args:
-        values: One value per query; NaN if a query has no value.
-        labels: The class of each query, integers.
 
     Examples:
         >>> import torch

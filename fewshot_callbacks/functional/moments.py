@@ -1,4 +1,4 @@
-"""Moments: the count, the mean and the scatter of a set of items, and of its classes, merged over processes."""
+"""Moments (count, mean and scatter) of a set of items and of its classes, merged over processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 
-# Indices of the eigenvalues, from 1, that the decay is fitted to: the first ones show the classes, and the last ones of a
-# long spectrum are noise.
+# The decay is fitted to these eigenvalues, counted from 1. The first two show the classes, and the end of a long spectrum
+# is noise.
 DECAY = (3, 100)
-# Fewer points do not show a slope.
+# Fewer eigenvalues do not show a slope.
 FEWEST_EIGENVALUES = 3
 # Rows that are converted to float64 at a time.
 TILE = 2048
@@ -49,7 +49,7 @@ class Moments:
     def of(cls, items: Float[Tensor, "items dim"]) -> Moments:
         """Return the moments of at least one item."""
         origin = items[0].double()
-        shifted = items - origin  # float64, whatever the items are
+        shifted = items - origin  # float64 for any dtype of the items
         offset = shifted.mean(dim=0)
         shifted -= offset
         return cls(len(items), origin, offset, gram(shifted))
@@ -107,7 +107,7 @@ def gram(rows: Float[Tensor, "items dim"]) -> Float[Tensor, "dim dim"]:
     products = rows.new_empty(dim, dim)
     step = max(1, -(-dim // 4))
     for first in range(0, dim, step):
-        # The products below the diagonal are those above it.
+        # The matrix is symmetric.
         block = rows[:, first : first + step].T @ rows[:, first:]
         products[first : first + step, first:] = block
         products[first:, first : first + step] = block.T
@@ -115,13 +115,13 @@ def gram(rows: Float[Tensor, "items dim"]) -> Float[Tensor, "dim dim"]:
 
 
 def _positive(matrix: Float[Tensor, "dim dim"]) -> Float[Tensor, "rank"]:
-    """Return the eigenvalues of a symmetric matrix that are more than rounding, the largest first."""
+    """Return the eigenvalues of a symmetric matrix above rounding, descending."""
     values: Tensor = torch.linalg.eigvalsh(matrix).flip(0)
     return values[values > values[0].clamp(min=0) * len(values) * torch.finfo(values.dtype).eps]
 
 
 def _entropy_rank(values: Float[Tensor, "n"], floor: float) -> float:
-    """Return exp of the entropy of the shares of some descending values, plus a floor; NaN if all are 0."""
+    """Return exp of the entropy of the shares of descending values, plus a floor; NaN if all are 0."""
     if not len(values) or float(values[0]) == 0:
         return math.nan
     share = values / values.sum() + floor
@@ -129,7 +129,7 @@ def _entropy_rank(values: Float[Tensor, "n"], floor: float) -> float:
 
 
 class MomentsOfClasses(NamedTuple):
-    """The moments of each class, of the items and of the items as unit vectors."""
+    """The moments of each class: of its items, and of its items as unit vectors."""
 
     items: ClassMoments
     unit_vectors: ClassMoments
@@ -139,7 +139,7 @@ def moments_of_all(
     rows: Tensor, codes: Tensor | None, processes: Processes, *, normalize: bool
 ) -> tuple[Moments, MomentsOfClasses | None]:
     """Return the moments of the items of all processes, and of each class if there are labels. *Collective*."""
-    # Float64 is scaled, since its squares may overflow; a power of two costs no digit.
+    # Squares of float64 may overflow, so rows are scaled. A power of two keeps every digit.
     largest = float(rows.abs().max()) if rows.dtype == torch.float64 and rows.numel() else 0.0
     largest_of_all = max(processes.gather(largest))
     if largest_of_all > 2.0**1000:  # the length of a row may be infinite
@@ -154,13 +154,10 @@ def moments_of_all(
 def _moments_here(
     rows: Tensor, codes: Tensor | None, scale: float, *, normalize: bool
 ) -> tuple[Moments | None, ClassMoments | None, ClassMoments | None]:
-    """Return the moments of the rows of this process, of each class, and of each class as unit vectors; None without rows.
+    """Return the moments of this process's rows, of each class, and of each class as unit vectors; None without rows.
 
-    Args:
-        rows: (items, dim).
-        codes: (items,) the class of each item; None without labels, and without moments of classes.
-        scale: Length that is taken as 1.
-        normalize: Whether rows are scaled to length 1 instead.
+    `codes` are the classes; None without labels. `scale` is the length that counts as 1, unless `normalize` scales each
+    row to length 1.
     """
     if not len(rows):
         return None, None, None
@@ -177,18 +174,18 @@ def _moments_here(
 def _class_moments(
     rows: Float[Tensor, "items dim"], codes: Int[Tensor, "items"], lengths: Float[Tensor, "items"]
 ) -> ClassMoments:
-    """Return the moments of each class of rows that are divided by some lengths, from one reading of the rows."""
+    """Return the moments of each class of rows divided by `lengths`, in one pass over the rows."""
     present, number, counts = codes.unique(return_inverse=True, return_counts=True)
     origin = number.sort(stable=True).indices[counts.cumsum(0) - counts]  # the first item of each class
     sums, squares = _scatter_kernel.class_sums(rows.numpy(), lengths.numpy(), number.numpy(), origin.numpy())
     offsets = torch.from_numpy(sums) / counts[:, None]
-    # The origin is an item: what is subtracted is at most n times the remaining scatter, and its rounding n 2^-53 of it.
+    # The origin is an item, so the subtracted term is at most n times the remaining scatter, and its rounding n 2^-53 of it.
     scatter = (torch.from_numpy(squares) - counts * offsets.square().sum(dim=1)).clamp(min=0)
     origins = rows[origin].double() / lengths[origin, None]
     return ClassMoments(Labels(present.long()), counts, origins, offsets, scatter.sqrt())
 
 
 def _merged(moments_by_rank: Sequence[Any]) -> Any:
-    """Return the merged moments of the processes that have some; None for none."""
+    """Return the merged moments of the processes with rows; None if there are none."""
     present = [moments for moments in moments_by_rank if moments is not None]
     return reduce(lambda merged, moments: merged.merge(moments), present) if present else None

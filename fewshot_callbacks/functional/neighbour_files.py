@@ -94,12 +94,7 @@ def write_batches(
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Refuse a file name with an unknown extension, or a format whose package is not installed.
-
-    Raises:
-        ValueError: If the extension is unknown.
-        ModuleNotFoundError: If `pyarrow` is not installed, for a `.parquet` file.
-    """
+    """Refuse a file name with an unknown extension, or a format whose package is not installed."""
     if _opener(path) is _parquet:
         with required_extra("files", "a .parquet file"):
             import_module("pyarrow.parquet")
@@ -192,11 +187,7 @@ def _joined(pieces: list[Neighbours]) -> Neighbours:
 
 
 def _opener(path: str | os.PathLike[str]) -> Callable[..., Any]:
-    """Return the context manager that opens a file for writing, by its extension.
-
-    Raises:
-        ValueError: If the extension is unknown.
-    """
+    """Return the context manager that opens a file for writing, by its extension."""
     formats = {".parquet": _parquet, ".ivecs": _ivecs, ".fvecs": _fvecs}
     opener = formats.get(Path(path).suffix.lower())
     if opener is None:

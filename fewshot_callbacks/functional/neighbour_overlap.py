@@ -127,11 +127,7 @@ def neighbour_overlap(
 
 
 def _of_both(first: tuple[str, Any], second: tuple[str, Any], similarity: Similarity) -> tuple[Tensor, Tensor]:
-    """Return the rows from both models, given the name and the value of each argument.
-
-    Raises:
-        ValueError: If the rows are not finite matrices with the same number of rows.
-    """
+    """Return the rows from both models, given the name and the value of each argument."""
     rows, other_rows = (compared_vectors(_CALL, name, value, similarity) for name, value in (first, second))
     if len(rows) != len(other_rows):
         raise InputError(
@@ -144,11 +140,7 @@ def _of_both(first: tuple[str, Any], second: tuple[str, Any], similarity: Simila
 def _galleries(
     first: Any | None, second: Any | None, items: tuple[Tensor, Tensor], similarity: Similarity
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the gallery rows from both models; None without a gallery.
-
-    Raises:
-        ValueError: As `_of_both`; also if only one gallery is passed, or if its dimension differs from its items.
-    """
+    """Return the gallery rows from both models; None without a gallery."""
     if first is None and second is None:
         return None
     if first is None or second is None:

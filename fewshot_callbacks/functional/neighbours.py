@@ -224,10 +224,8 @@ def nearest(
 def as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chosen"] | None) -> Neighbours:
     """Return the neighbours of all queries, with indices among the items that the caller passed.
 
-    Args:
-        sets: Queries and gallery.
-        found: Places of the candidates of all queries.
-        asked: Indices of the queries that the caller chose, in this order; None for all queries.
+    `found` has the places of the candidates of all queries. `asked` has the queries that the caller chose, in this
+    order; None for all.
     """
     items = sets.queries
     places, scores, unlisted_ties = map(torch.from_numpy, found)
@@ -252,9 +250,7 @@ def as_neighbours(sets: ItemSets, found: NearestItems, asked: Int[Tensor, "chose
 def are_tied(scores: Float[Tensor, "queries k"], unlisted_ties: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
     """Return whether another candidate has the same score.
 
-    Args:
-        scores: Descending for each query.
-        unlisted_ties: Number of unlisted candidates with the last score.
+    Scores are descending for each query. `unlisted_ties` is the number of unlisted candidates with the last score.
     """
     equals_next = scores[:, 1:] == scores[:, :-1]
     no_neighbour = torch.zeros(len(scores), 1, dtype=torch.bool)
@@ -420,11 +416,7 @@ def near_duplicates(
 
 
 def score_threshold(call: str, min_score: Any, similarity: Similarity) -> float:
-    """Return the threshold as a float.
-
-    Raises:
-        ValueError: If it is not a number in the range of the similarity.
-    """
+    """Return the threshold as a float."""
     low, high, fix = _RANGES[similarity]
     try:
         threshold = float(min_score)
@@ -439,11 +431,7 @@ def score_threshold(call: str, min_score: Any, similarity: Similarity) -> float:
 
 
 def compared_vectors(call: str, name: str, value: Any, similarity: Similarity, code: str | None = None) -> Tensor:
-    """Return the vectors of an argument, or its codes of -1 and +1, in a type that can be compared.
-
-    Raises:
-        ValueError: If it is not a finite matrix, or the similarity is unknown.
-    """
+    """Return the vectors of an argument, or its codes of -1 and +1, in a type that can be compared."""
     check_similarity(similarity)
     vectors = as_tensor(value, name, call).cpu()
     code = code or tensor_code(name, value)
@@ -464,12 +452,7 @@ def search(vectors: Vectors, rules: Rules, k: int, memory: float, progress: Prog
     Scores are in the units of the data. A missing candidate has the place -1 and the score NaN. The memory budget does not
     include the result.
 
-    Args:
-        vectors: The queries of this process, and the gallery.
-        rules: Items that are not candidates.
-        k: Number of candidates.
-        memory: Budget in bytes.
-        progress: Function of (pairs done, all pairs).
+    `memory` is in bytes.
     """
     queries = len(rules.self_match)
     found = NearestItems(np.empty((queries, k), np.int64), np.empty((queries, k)), np.empty(queries, np.int64))
@@ -498,14 +481,7 @@ def found_in_batches(
     A batch has as many queries as the budget allows. All processes have the same number of batches, and some batches may
     be empty. A journal records the result of each batch.
 
-    Args:
-        vectors: The queries of this process, and the gallery.
-        rules: Items that are not candidates.
-        queries: Indices of the queries to search for.
-        k: Number of candidates.
-        memory: Budget in bytes.
-        most: Largest number of queries per batch; None for as many as fit.
-        progress: Function of (pairs done, all pairs).
+    `memory` is in bytes. `most` is the largest number of queries per batch; None for as many as fit.
     """
     own = len(rules.self_match)
     at_once = queries_at_once(memory, k, vectors.scale.dim * vectors.pairs.queries.itemsize)
@@ -547,11 +523,7 @@ def _only(vectors: Vectors, rules: Rules, queries: Int[np.ndarray, "batch"]) -> 
 
 
 def search_of_all(call: str, sets: ItemSets, k: int, progress: Progress | None = None) -> NearestItems:
-    """Return what `search` finds for the queries of all processes. *Collective*.
-
-    Raises:
-        ValueError: If no query has a candidate.
-    """
+    """Return what `search` finds for the queries of all processes. *Collective*."""
     with computing() as threads:
         found = search(sets.vectors(threads), sets.rules(), k, sets.memory, progress)
     items = sets.queries
@@ -572,16 +544,7 @@ def positive_whole(
 ) -> int:
     """Return a value of any library as a whole number.
 
-    Args:
-        call: The public function, for messages.
-        name: Name of the argument.
-        value: Value of the argument.
-        fix: Sentence on what to pass instead.
-        least: The smallest allowed number.
-        most: The largest allowed number; None for no limit.
-
-    Raises:
-        ValueError: If the value is not a whole number, or out of range.
+    `fix` says what to pass instead. `least` and `most` are the bounds; None for no upper bound.
     """
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     number = value.__index__() if is_whole else None
@@ -593,11 +556,7 @@ def positive_whole(
 
 
 def positive_number(call: str, name: str, value: Any, fix: str) -> float:
-    """Return a value of any library as a positive, finite number; see `positive_whole` for the arguments.
-
-    Raises:
-        ValueError: If the value is not a positive, finite number.
-    """
+    """Return a value of any library as a positive, finite number; see `positive_whole` for the arguments."""
     is_scalar_array = hasattr(value, "item") and np.ndim(value) == 0
     number = value.item() if is_scalar_array else value
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
@@ -609,15 +568,7 @@ def positive_number(call: str, name: str, value: Any, fix: str) -> float:
 def chosen_indices(call: str, name: str, value: Any, items: int, of: str = "embeddings") -> Int[Tensor, "chosen"]:
     """Return the indices of the items that an argument chooses.
 
-    Args:
-        call: The public function, for messages.
-        name: Name of the argument.
-        value: Indices, or a mask of all items; None chooses all.
-        items: Number of items.
-        of: Name of the argument with the items.
-
-    Raises:
-        ValueError: If the argument does not consist of indices, or if an index is out of range.
+    `value` has indices, or is a mask of all items; None chooses all. `of` is the argument with the items.
     """
     if value is None:
         return torch.arange(items)

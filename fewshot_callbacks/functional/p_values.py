@@ -67,12 +67,7 @@ def paired_difference_p_value(
 
 
 def _quantile_at_zero(means: Sequence[float], estimate: Estimate) -> float:
-    """Return the half-width, in standard errors, of the plain t interval at the lowest confidence at which it contains 0.
-
-    Args:
-        means: The mean of each unit.
-        estimate: Their mean, with its uncertainty.
-    """
+    """Return the half-width, in standard errors, of the plain t interval at the lowest confidence at which it contains 0."""
     plain = abs(estimate.mean) / estimate.error
     corrected = abs(inverse_hall(estimate.mean / estimate.error, estimate.skewness))
     if corrected_ends(means, estimate, corrected) is not None:

@@ -270,14 +270,8 @@ def macro_mean_interval(
 ) -> Interval:
     """Return the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
 
-    Args:
-        values: One value per query, within the bounds; NaN if a query has no value.
-        labels: The class of each query, integers.
-        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
-        bounds: The smallest and the largest possible value; None if there are none.
-
-    Returns:
-        Both ends; NaN if fewer than two classes have a query with a value.
+    Values are within the bounds, or NaN. The interval is NaN if fewer than two classes have a query with a value.
+    Bounds of None mean that there are none.
     """
     classes, means, _ = class_means(values, labels)
     return clustered_mean_interval(means, classes, confidence, bounds)
@@ -338,16 +332,9 @@ def subset_difference_interval(
     The two means share their values, so their difference varies much less than either mean. The mean over a subset is a
     ratio of two sums. It is linearised: each item gets a contribution, and the mean of the contributions is the difference.
 
-    Args:
-        subset: The value of each item of the subset; NaN for the other items.
-        values: The value of each item; NaN for items without a value.
-        clusters: The class of each item.
-        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
-        bounds: The smallest and the largest possible value; None if there are none.
-
-    Returns:
-        Both ends. 0 to 0 if all contributions are 0, for example if the subset is the whole set. NaN if the subset is empty,
-        or for fewer than two clusters.
+    Values are NaN for other items, or without a value. Bounds of None mean that there are none. The interval is 0 to 0
+    if all contributions are 0, for example if the subset is the whole set. It is NaN if the subset is empty, or for
+    fewer than two clusters.
 
     Examples:
         >>> import torch
@@ -410,14 +397,8 @@ def _of_differences(means: Sequence[float], sizes: Sequence[int], confidence: fl
 def independent_difference_interval(first: float, interval: Interval, second: float, other: Interval) -> Interval:
     """Return the interval of the difference of two independent means from their intervals: MOVER (Zou and Donner, 2008).
 
-    Args:
-        first: One mean.
-        interval: Interval of the first mean.
-        second: The other mean.
-        other: Interval of the other mean, with the same confidence.
-
-    Returns:
-        Both ends of the interval of first minus second; NaN if one of the two intervals is unknown.
+    The interval is for first minus second, and both intervals need the same confidence. It is NaN if one of the two is
+    unknown.
 
     Examples:
         >>> low, high = independent_difference_interval(0.9, Interval(0.8, 0.94), 0.7, Interval(0.67, 0.73))
@@ -443,14 +424,8 @@ def interval_over_classes(
     contain it (Arvesen, 1969). A finite list of episodes adds noise, which the jackknife counts several times. The noise is
     estimated from the residuals that the classes of an episode do not explain, and it is counted once.
 
-    Args:
-        values: One value per episode, in [0, 1], or in [-1, 1] for a difference.
-        classes: The different classes of each episode.
-        confidence: Confidence level, in (0, 1): the share of such intervals that contain the mean over all classes.
-        of_difference: Whether the values are differences of a metric.
-
-    Returns:
-        Both ends; NaN unless there are at least three classes more than an episode has.
+    Values are in [0, 1], or in [-1, 1] if they are differences of a metric. The interval is NaN unless there are at
+    least three classes more than an episode has.
 
     Examples:
         >>> import torch
@@ -491,15 +466,7 @@ def student_interval(
 
     It is for values without bounds. For a metric in [0, 1], use `mean_interval`.
 
-    Args:
-        values: One row per sample, such as the curve of a seed, without NaN.
-        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
-
-    Returns:
-        The lower and the upper ends, in float64; NaN for a single sample.
-
-    Raises:
-        ValueError: `confidence` is not in (0, 1).
+    Values are without NaN, one row per sample, such as the curve of a seed. Ends are float64; NaN for a single sample.
 
     Examples:
         >>> low, high = student_interval(np.array([[1.0, 2.0], [3.0, 2.0]]))
@@ -520,12 +487,7 @@ def student_interval(
 def share_interval(mean: float, error: float, freedom: float, units: int, confidence: float) -> Interval:
     """Return the interval of a mean in [0, 1]: a t interval on the logit scale, or Gaffke's if all units have one value.
 
-    Args:
-        mean: The estimate.
-        error: Standard error of the estimate; 0 if all units have the same value.
-        freedom: Degrees of freedom of the standard error.
-        units: Number of independent values that the mean is taken over.
-        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+    `error` is 0 if all units have the same value. `units` is the number of independent values.
     """
     from scipy.special import expit, logit  # noqa: PLC0415 - what is never evaluated needs no SciPy
 

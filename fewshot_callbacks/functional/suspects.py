@@ -262,11 +262,7 @@ class _FoundPlaces:
 
 
 def _search(sets: ItemSets, k: int, progress: Progress | None) -> _FoundPlaces:
-    """Return the neighbours of the items of this process; they count towards the memory, up to half of it. *Collective*.
-
-    Raises:
-        ValueError: If no item has a candidate.
-    """
+    """Return the neighbours of the items of this process; they count towards the memory, up to half of it. *Collective*."""
     rules = sets.rules()
     rows = len(rules.self_match)
     found = _FoundPlaces(np.empty((rows, k), np.int32), np.empty(rows, np.int64))
@@ -290,11 +286,7 @@ def _odds_of_all(
 
     *Collective*.
 
-    Args:
-        sets: The items.
-        classes: Class of each item of all processes, numbered from 0.
-        found: The neighbours of the items of this process.
-        number: Number of classes.
+    `classes` are numbered from 0. `found` has the neighbours of the items of this process.
     """
     rows, k = found.places.shape
     counts = _VoteCounts.of(sets, classes, found, number)
@@ -376,10 +368,7 @@ def _odds_of_votes(
     The odds of a class are at its first vote. They are -inf at later votes for the class, and at votes for the class of
     the item.
 
-    Args:
-        counts: The votes of all items.
-        classes: Class of each item of a batch.
-        votes: Classes of the neighbours; -1 if there is none.
+    `classes` are of the items of a batch. `votes` are the classes of the neighbours; -1 if there is none.
     """
     is_vote = votes >= 0
     candidates = votes.clamp(min=0)
@@ -408,9 +397,7 @@ def _odds_of_votes(
 def _with_prior(ratio: Float[Tensor, "items"], number: int) -> tuple[Float[Tensor, "items"], float]:
     """Return the log odds with the prior odds of a wrong label, and the estimated rate of wrong labels (EM).
 
-    Args:
-        ratio: Log odds without a prior.
-        number: Number of classes. The prior odds are divided among all classes but the given one.
+    `ratio` are log odds without a prior. The prior odds are divided among the `number` - 1 other classes.
     """
     rate = torch.tensor(FIRST_RATE, dtype=torch.float64)
     for _ in range(ITERATIONS):

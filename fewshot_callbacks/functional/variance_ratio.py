@@ -205,12 +205,8 @@ def _jackknife_interval(
 ) -> Interval:
     """Return a t interval on the scale of log(1 + n0 ratio).
 
-    Args:
-        ratio: The ratio of all classes.
-        ratios_without: The ratio without each class.
-        shares: Share of the items in each class.
-        n0: Effective number of items per class (see the module docstring).
-        confidence: Confidence level.
+    `ratios_without` are the ratios without each class, and `shares` the share of the items in each class. `n0` is the
+    effective number of items per class (see the module docstring).
     """
     classes = len(ratios_without)
     logs = (n0 * ratios_without).log1p()

@@ -41,13 +41,8 @@ ALWAYS = (requested_metric("mAP"), requested_metric("mrr"))
 class PerQuery:
     """The metrics of each query, filled block by block.
 
-    Args:
-        relevance: Relevant items of each query of this process.
-        grades: Grade of each entry of their lists; None if all are 1.
-        absent: Relevant items that are not in the gallery; None if there are none.
-        items: Number of gallery items.
-        settings: Settings of the evaluation.
-        copies: Number of copies of each query; None if no note reports their effect.
+    `relevance` and `grades` are of the queries of this process; grades of None are all 1. `absent` are relevant items
+    that are not in the gallery. `copies` is None if no note reports their effect.
     """
 
     def __init__(

@@ -131,15 +131,7 @@ def as_report(source: ReportSource) -> RetrievalReport:
 
 
 def refuse_other_queries(call: str, reports: Mapping[str, RetrievalReport]) -> None:
-    """Refuse reports with other queries than the first report; warn if their galleries differ.
-
-    Args:
-        call: The public function, for messages.
-        reports: Name of each report, for messages -> report.
-
-    Raises:
-        ValueError: If the labels, ids or drawn queries of two reports differ.
-    """
+    """Refuse reports with other queries than the first report; warn if their galleries differ."""
     (first_name, first), *others = reports.items()
     for name, report in others:
         kind = _other_queries(first, report)

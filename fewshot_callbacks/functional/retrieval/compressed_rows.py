@@ -48,10 +48,8 @@ class Ranges(NamedTuple):
 class StorageFormat:
     """A format in which embeddings are stored.
 
-    Args:
-        dims: Number of dimensions, which are the first ones.
-        code: Code of each dimension; None stores the numbers unchanged.
-        is_whole: Whether these are all dimensions. The name then leaves out their number.
+    The format has the first `dims` dimensions. A `code` of None stores the numbers unchanged. If `is_whole`, these are
+    all dimensions, and the name leaves out their number.
     """
 
     dims: int
@@ -79,12 +77,8 @@ class StorageFormat:
     def of(self, rows: Any, ranges: Ranges | None) -> Tensor | _CodedRows:
         """Return rows in this format: a tensor for a tensor, and an array that is read by slices for another array.
 
-        Args:
-            rows: (items, dim) tensor on the CPU, or another array that is read by slices.
-            ranges: Ranges for int8 codes; other formats need none.
-
-        Returns:
-            (items, dims) numbers in their own dtype, int8 codes, or one byte, 0 or 1, for each bit.
+        `rows` is a tensor on the CPU, or another array that is read by slices. `ranges` are for int8 codes. The result
+        has numbers in their own dtype, int8 codes, or one byte, 0 or 1, for each bit.
         """
         if isinstance(rows, Tensor):
             return self.of_tensor(rows, ranges)
@@ -108,11 +102,6 @@ class StorageFormat:
 def storage_formats(dim: int, dims: Sequence[int], codes: Sequence[Code]) -> list[StorageFormat]:
     """Return the formats: the first dimensions, codes of all dimensions, and codes of the first dimensions.
 
-    Args:
-        dim: Number of all dimensions.
-        dims: Numbers of dimensions.
-        codes: Kinds of codes.
-
     Examples:
         >>> [storage.name for storage in storage_formats(8, [4], ["int8", "binary"])]
         ['dims4', 'int8', 'binary', 'dims4_int8', 'dims4_binary']
@@ -128,9 +117,7 @@ def int8_codes(rows: Float[Tensor, "items dims"], ranges: Ranges) -> Int[Tensor,
 
     The codes are equal to the codes of `sentence_transformers.util.quantize_embeddings` (version 6.2) with these ranges.
 
-    Args:
-        rows: The first dimensions of some embeddings.
-        ranges: The ranges of all dimensions.
+    `ranges` are of all dimensions.
     """
     dims = rows.shape[1]
     low = ranges.low[:dims].astype(np.float32)
@@ -144,10 +131,8 @@ def int8_codes(rows: Float[Tensor, "items dims"], ranges: Ranges) -> Int[Tensor,
 def find_ranges(gallery: Any, dim: int, processes: Processes) -> Ranges:
     """Return the ranges of all dimensions. *Collective*.
 
-    Args:
-        gallery: (items, dim) finite gallery items of this process: a tensor on the CPU, or another array.
-        dim: Number of dimensions, since a process without items cannot read it from its array.
-        processes: All processes that have gallery items.
+    `gallery` has the finite gallery items of this process. `dim` is passed because a process without items cannot read
+    it from its array.
     """
     low = np.full(dim, np.inf)
     high = np.full(dim, -np.inf)
@@ -162,15 +147,7 @@ def find_ranges(gallery: Any, dim: int, processes: Processes) -> Ranges:
 
 
 def refuse_wide_ranges(call: str, ranges: Ranges) -> None:
-    """Refuse ranges that exceed float32, in which int8 codes are computed.
-
-    Args:
-        call: The public function, for messages.
-        ranges: The ranges of all dimensions.
-
-    Raises:
-        ValueError: With the first such dimension.
-    """
+    """Refuse ranges that exceed float32, in which int8 codes are computed."""
     sizes = np.maximum(np.abs(ranges.low), np.abs(ranges.high))
     too_wide = np.flatnonzero(np.maximum(sizes, ranges.high - ranges.low) > np.finfo(np.float32).max)
     if len(too_wide):
@@ -183,13 +160,7 @@ def refuse_wide_ranges(call: str, ranges: Ranges) -> None:
 
 
 class _CodedRows:
-    """An array whose slices are read from another array and coded on access.
-
-    Args:
-        rows: Rows with all dimensions.
-        storage: The format.
-        ranges: Ranges for int8 codes.
-    """
+    """An array whose slices are read from another array and coded on access."""
 
     def __init__(self, rows: Any, storage: StorageFormat, ranges: Ranges | None) -> None:
         self._rows = rows

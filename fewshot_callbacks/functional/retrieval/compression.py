@@ -307,14 +307,7 @@ class Compression:
     def checked(cls, call: str, dims: Any, codes: Any, settings: RetrievalSettings) -> Compression:
         """Return the checked request.
 
-        Args:
-            call: The public function or class, for messages.
-            dims: A number of dimensions, or several.
-            codes: The name of a code, or several.
-            settings: The settings of the whole embedding.
-
-        Raises:
-            ValueError: If a number is not positive, a name is unknown, a value appears twice, or the embeddings are codes.
+        `dims` and `codes` are one value or several. `settings` are of the whole embedding.
         """
         numbers = tuple(_number_of_dims(call, number) for number in several(dims))
         names = several(codes)
@@ -348,11 +341,7 @@ class Compression:
         }
 
     def refuse_wide(self, dim: int) -> None:
-        """Refuse more dimensions than the embeddings have.
-
-        Raises:
-            ValueError: With both numbers.
-        """
+        """Refuse more dimensions than the embeddings have."""
         wide = [number for number in self.dims if number > dim]
         if wide:
             raise InputError(
@@ -363,12 +352,7 @@ class Compression:
     def refuse_threshold(self, metrics: Sequence[RequestedMetric], settings: RetrievalSettings) -> None:
         """Refuse a threshold of the whole embedding for codes, if a metric depends on it.
 
-        Args:
-            metrics: The metrics of the compressed forms.
-            settings: The settings of the whole embedding.
-
-        Raises:
-            ValueError: With the threshold.
+        `metrics` are of the compressed forms, `settings` of the whole embedding.
         """
         if not self.codes or not any(metric.metric.input in OF_PAIRS for metric in metrics):
             return
@@ -446,18 +430,9 @@ def costs_beside(
 ) -> CompressionReport:
     """Return the report on compressed forms of embeddings that were already evaluated. *Collective*.
 
-    Args:
-        whole: Report of the embeddings with these arguments and settings; it may have more metrics.
-        compression: The forms; at least one.
-        queries: Queries of this process.
-        arguments: Gallery, labels, ids, groups and relevance of this process, by their names in `evaluate_retrieval`.
-        settings: Settings of the report.
-        metrics: Metrics of the forms.
-        share: Which part of the sets this process has.
-        progress: As in `compression_costs`. The whole embedding counts as the first evaluation.
-
-    Raises:
-        ValueError: As `compression_costs` does.
+    `whole` is the report of the embeddings with these arguments and settings; it may have more metrics. `arguments` are
+    named as in `evaluate_retrieval`. There is at least one form. The whole embedding counts as the first evaluation in
+    `progress`.
     """
     arrays = dict(arguments)
     gallery = arrays.pop("gallery", None)

@@ -114,9 +114,7 @@ class PooledRequest:
     def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
         """Return the searches among relevant scores: best F1, precisions, false match rates, equal error rate.
 
-        Args:
-            low: Smallest exact score that may be the threshold of a precision.
-            high: Largest exact score that may be the threshold of a precision.
+        `low` and `high` are the range of exact scores that may be the threshold of a precision.
         """
         questions: list[Question] = [BestF1()]
         questions += [at_precision(precision, low, high) for precision in self.precisions]
@@ -127,11 +125,7 @@ class PooledRequest:
 
 
 class _OperatingPoints:
-    """The operating points of an evaluation, in the units of the data. All methods are *Collective*.
-
-    Args:
-        search: A completed search.
-    """
+    """The operating points of an evaluation, in the units of the data. All methods are *Collective*."""
 
     def __init__(self, search: ThresholdSearch) -> None:
         self._search = search
@@ -153,10 +147,7 @@ class _OperatingPoints:
     ) -> OperatingPoint:
         """Return the point of the smallest relevant score with a precision, or of the largest threshold; else NaN.
 
-        Args:
-            answer: The smallest relevant score with this precision; None if there is none.
-            precision: The smallest accepted precision.
-            allowed_thresholds: The smallest and the largest threshold, in the units of the data.
+        `answer` is this score; None if there is none. `allowed_thresholds` is a range in the units of the data.
         """
         if answer is not None:
             return self._point_of(answer)
@@ -222,12 +213,7 @@ class _OperatingPoints:
 
 
 def decide(pooled: PooledPairs, request: PooledRequest) -> PooledDecisions:
-    """Return the exact operating points of an evaluation, and proved bounds on the area. *Collective*.
-
-    Args:
-        pooled: Counts of all pairs.
-        request: The requested operating points.
-    """
+    """Return the exact operating points of an evaluation, and proved bounds on the area. *Collective*."""
     search = ThresholdSearch(pooled)
     low, high = (float(score) for score in pooled.vectors.scale.from_user(request.allowed_thresholds))
     # in the order of `PooledRequest.questions`

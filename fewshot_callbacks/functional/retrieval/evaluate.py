@@ -234,10 +234,7 @@ def _decide_pooled(
 ) -> tuple[PooledDecisions | None, dict[float, ThresholdConsistency]]:
     """Return the pooled metrics, and largest false match rate -> threshold consistency. *Collective*.
 
-    Args:
-        pairs: Counts of all pairs; None if no metric needs them.
-        sample: The queries that are evaluated.
-        request: What the settings ask for.
+    `pairs` is None if no metric needs them.
     """
     if pairs is None:
         return None, {}
@@ -381,11 +378,7 @@ def _values_and_intervals(
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return key -> value, and key -> interval, for the requested metrics.
 
-    Args:
-        settings: Settings of the evaluation.
-        per_query: The metrics of each query.
-        labels: The label of each query.
-        computed: Input -> what its metrics are computed from; None if it is missing, which leaves the metrics out.
+    `computed` maps an input to what its metrics are computed from; None leaves these metrics out.
     """
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
@@ -432,11 +425,7 @@ def _grouped(
 ) -> tuple[GroupedRecall | None, list[str]]:
     """Return Grouped Recall, or None and a note on why it is left out. *Collective*.
 
-    Args:
-        sets: Queries and gallery.
-        settings: Settings of the evaluation.
-        matches: The best matches of all queries; None if only some of the queries were evaluated.
-        threads: Number of threads to compute with.
+    `matches` are the best matches of all queries; None if only some of the queries were evaluated.
     """
     request = request_of(settings)
     size = request.group_size
@@ -459,10 +448,7 @@ def _grouped(
 def _note_of_few_classes(settings: RetrievalSettings, size: int, distinct: int) -> str:
     """Return the note that Grouped Recall needs more classes or smaller groups.
 
-    Args:
-        settings: Settings of the evaluation.
-        size: The number of labels in a group.
-        distinct: The number of distinct labels of the queries.
+    `size` is the number of labels in a group, and `distinct` the number of distinct labels of the queries.
     """
     is_chosen = request_of(settings).chooses_group_size
     groups = f"{size} labels (label_groups='auto')" if is_chosen else f"label_groups={size} labels"

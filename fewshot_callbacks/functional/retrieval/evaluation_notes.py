@@ -26,11 +26,8 @@ def notes_on(
 ) -> list[str]:
     """Return notes for the reader of the means. *Collective*.
 
-    Args:
-        vectors: Queries and gallery.
-        places: Index of each gallery item of this process among all.
-        relevant: Number of relevant candidates of each query.
-        tied: Whether a relevant item of each query ties with a negative.
+    `places` has the index of each gallery item of this process among all. `tied` tells whether a relevant item of each
+    query ties with a negative.
     """
     queries = len(relevant)
     without_match = int((relevant == 0).sum())
@@ -121,9 +118,7 @@ class _RowSummary(NamedTuple):
 def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
     """Return a note on an embedding far longer than the others: rarely intended, and slow. *Collective*.
 
-    Args:
-        vectors: Queries and gallery.
-        places: Index of each gallery item of this process among all.
+    `places` has the index of each gallery item of this process among all.
     """
     if vectors.scale.similarity not in ("dot", "euclidean"):
         return []
@@ -148,11 +143,8 @@ def _note_of_longest(vectors: Vectors, places: Int[Tensor, "own"]) -> list[str]:
 def note_of_rates(kind: str, rates: Sequence[float], count: int, what: str) -> tuple[str, ...]:
     """Return a note on rates that are lower than the rate of a single mistake. Only more data can show them.
 
-    Args:
-        kind: Kind of mistake, such as "match".
-        rates: The requested rates.
-        count: Number of pairs, trials or probes that can be mistaken.
-        what: Their name, such as "irrelevant pairs".
+    `kind` is a kind of mistake, such as "match". `count` is the number of pairs, trials or probes, and `what` their
+    name.
     """
     smaller = ", ".join(f"{rate:g}" for rate in rates if count and rate < 1 / count)
     if not smaller:

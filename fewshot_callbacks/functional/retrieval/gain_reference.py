@@ -24,12 +24,8 @@ Against = Literal["best", "first"]
 class GainReference:
     """The evaluation that other evaluations are compared with.
 
-    Args:
-        metric: Key of a metric that every report has for each query.
-        against: `best`: an evaluation that is significantly better becomes the reference. `first`: the reference stays.
-        confidence: Confidence level, in (0, 1).
-        report: The reference; None takes the first report.
-        tries: Number of evaluations that were compared with the reference.
+    With `against="best"`, an evaluation that is significantly better becomes the reference. With `first`, the reference
+    stays. A report of None takes the first report. `tries` is the number of compared evaluations.
     """
 
     metric: str
@@ -39,11 +35,7 @@ class GainReference:
     tries: int = 0
 
     def compare(self, report: RetrievalReport) -> Gain:
-        """Return the gain of an evaluation, which may become the reference.
-
-        Raises:
-            ValueError: If it has other queries than the reference.
-        """
+        """Return the gain of an evaluation, which may become the reference."""
         value = report[self.metric]
         if self.report is None:
             self.report = _only_metric(report, self.metric)

@@ -57,11 +57,8 @@ class Requirement:
     ) -> None:
         """Raise an error if an evaluation does not have what the requirement names.
 
-        Args:
-            call: The public function, for messages.
-            metrics: Key -> metric, for all metrics of the evaluation.
-            attributes: Attributes of the evaluation that have slices.
-            has_other: Whether there is another evaluation for gains.
+        `metrics` has all metrics of the evaluation by key. `has_other` tells whether there is another evaluation for
+        gains.
         """
         fact = ""
         if self.metric not in metrics:
@@ -83,9 +80,7 @@ class Requirement:
     def failure(self, report: RetrievalReport, against: RetrievalReport | None) -> str | None:
         """Return a sentence if a report fails the requirement; None if the report meets it.
 
-        Args:
-            report: The report.
-            against: The other report, for a gain; None if the requirement is not on a gain.
+        `against` is the other report, for a requirement on a gain.
         """
         values = self._values(report, against)
         failing = {name: value for name, value in values.items() if not SIGNS[self.sign](value, self.limit)}
@@ -128,12 +123,7 @@ def _has_interval(metric: Metric) -> bool:
 def read_requirement(call: str, text: str) -> Requirement:
     """Return the requirement that a text describes.
 
-    Args:
-        call: The public function, for messages.
-        text: `[worst(ATTRIBUTE)] METRIC[.low|.high] >= NUMBER`. `<=`, `>`, `<` and `gain(METRIC)` are possible, too.
-
-    Raises:
-        ValueError: If it has another form.
+    The text is `[worst(ATTRIBUTE)] METRIC[.low|.high] >= NUMBER`. `<=`, `>`, `<` and `gain(METRIC)` are possible, too.
 
     Examples:
         >>> requirement = read_requirement("example", "worst(camera) recall@1.high >= 0.6")

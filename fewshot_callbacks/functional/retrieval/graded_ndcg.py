@@ -56,15 +56,9 @@ def graded_ndcg(
     value over their orders (McSherry and Najork, 2008). Optimistic and pessimistic orders put the largest gain of a tie
     first or last.
 
-    Args:
-        ranks: The ranks of some queries.
-        gains: Gain of each relevant item of `ranks`, in the same columns; 0 in columns that are not valid.
-        k: Number of ranks that count, at least 1.
-        ties: The rule for equal scores.
-        absent: Gains of the relevant items that are not in the gallery, padded with 0. The best order includes them.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate, or if all gains are 0.
+    `gains` has the columns of `ranks`; 0 in columns that are not valid. `k` is at least 1. `absent` has the gains of
+    relevant items that are not in the gallery, padded with 0. The best order includes them. The values are in [0, 1];
+    NaN for a query without a relevant candidate, or if all gains are 0.
     """
     gain_at_rank = _mean_gains(ranks, gains, k) if ties == "expected" else _ordered_gains(ranks, gains, k, ties)
     of_all = gains if absent is None else torch.cat([gains, absent], dim=1)

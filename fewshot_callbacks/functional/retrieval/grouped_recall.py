@@ -313,18 +313,7 @@ def _checked_settings(k: Any, repeats: int, unmatched: Unmatched, settings: Mapp
 
 
 def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1) -> Splits:
-    """Return the groups of labels that the user passed, or random groups.
-
-    Args:
-        call: The public function, for messages.
-        inputs: Queries and gallery.
-        settings: Settings with groups or a group size.
-        repeats: Number of independent splits.
-
-    Raises:
-        ValueError: If a group has a label that no query has, the groups and the labels differ in type, or there are fewer
-            labels than a group needs.
-    """
+    """Return the groups of labels that the user passed, or random groups."""
     labels = inputs.queries.labels
     names = inputs.label_names
     size = request_of(settings).group_size
@@ -356,16 +345,8 @@ def search_groups(
 ) -> GroupedRecall:
     """Return Recall@K inside groups of labels. *Collective*.
 
-    Args:
-        inputs: Queries and gallery.
-        splits: The labels of each group of each split, all of them labels of queries.
-        settings: Settings of the evaluation.
-        matches: The best matches of all queries; None if they are not known.
-        threads: Number of threads that compute the best matches if they are not known.
-        progress: Called with the number of pairs done and the number of all pairs.
-
-    Raises:
-        GroupWithoutMatchError: If no query of some group has a match; with `unmatched="miss"`, if no query has one.
+    All labels of the groups are labels of queries. `matches` are the best matches of all queries; None if they are not
+    known.
     """
     if matches is None:
         inputs = inputs.as_one_set()
@@ -395,13 +376,8 @@ def _recalls(
 ) -> Float[Tensor, "ks own_queries"]:
     """Return Recall@K of each query of this process among the items of its group; NaN without a match. *Collective*.
 
-    Args:
-        matches: The best match of each query of this process among all items.
-        inputs: Queries and gallery.
-        group_of_query: (queries,) index of the group of each query of all processes; -1 for no group, with recall NaN.
-        split: The labels of each group.
-        settings: Settings of the evaluation.
-        progress: Called with the number of pairs done and the number of all pairs.
+    `matches` are of the queries of this process. `group_of_query` is the group of each query of all processes; -1 for
+    no group, with recall NaN.
     """
     sides = _grouped_sides(inputs, group_of_query, split)
     items_of_groups = _rows_of_groups(sides.group_of_item, len(split))
@@ -472,10 +448,7 @@ def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
 
     The rows of a batch are copied. The copies take about `BATCH_SHARE` of the budget, plus at most one group.
 
-    Args:
-        sizes: (groups,) number of queries and items of all processes.
-        matches: The vectors.
-        memory: Budget in bytes.
+    `sizes` is the number of queries and items of each group, over all processes. `memory` is in bytes.
     """
     if not math.isfinite(memory):
         return np.zeros(len(sizes), np.int64)
@@ -487,11 +460,7 @@ def _batches_of_groups(sizes: Ints, matches: Matches, memory: float) -> Ints:
 def _inside_groups(matches: Matches, sides: _GroupedSides, queries: Ints, items: Ints) -> Matches:
     """Return the best matches of some queries, to be ranked among the items of their groups. *Collective*.
 
-    Args:
-        matches: The best match of each query of this process among all items.
-        sides: Labels and groups.
-        queries: Indices of the queries of some groups.
-        items: Indices of all items of these groups.
+    `queries` are the indices of the queries of some groups, and `items` of all items of these groups.
     """
     # Index of each item among the items of the groups; -1 for other items and, at the end, for the self-match -1.
     number = np.full(len(sides.item_labels) + 1, -1, np.int32)

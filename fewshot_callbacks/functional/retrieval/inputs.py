@@ -131,21 +131,8 @@ def collect_inputs(
 ) -> RetrievalInputs:
     """Read the items of an evaluation, and count the copies of the queries. *Collective*.
 
-    Args:
-        call: The public function, for messages.
-        share: The share of this process.
-        queries: Queries of this process.
-        query_labels: Labels of the queries.
-        gallery: Gallery items of this process; None for one set.
-        gallery_labels: Labels of the gallery items.
-        similarity: How they will be compared.
-        relevance: Relevance of all queries and items, instead of labels.
-        slices: Attribute -> its value for each query of this process.
-        memory: Budget in bytes.
-        **ids_and_groups: Ids and groups of the items of this process.
-
-    Raises:
-        ValueError: As `evaluate_retrieval` does; the same in every process.
+    Arguments are as in `evaluate_retrieval`. `slices` has the value of each query of this process by attribute.
+    `memory` is in bytes.
     """
     if relevance is not None and (query_labels is not None or gallery_labels is not None):
         raise InputError(f"{call}: relevance and labels both define which items are relevant. Pass one of them.")
@@ -203,11 +190,7 @@ def _relevance_of_sets(names: Sequence[tuple[int, ...]], sets: ItemSets) -> Rele
 
 
 def _with_clusters(call: str, relevance: Relevance, sets: ItemSets) -> ItemSets:
-    """Return the items with the queries' clusters as labels. Without clusters in the relevance, each query is a cluster.
-
-    Raises:
-        ValueError: If the relevance has other sizes.
-    """
+    """Return the items with the queries' clusters as labels. Without clusters in the relevance, each query is a cluster."""
     queries = sets.queries.length
     gallery = sets.gallery.length
     if (relevance.queries, relevance.gallery, relevance.one_set) != (queries, gallery, sets.same_set):

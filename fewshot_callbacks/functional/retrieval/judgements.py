@@ -24,11 +24,7 @@ IGNORED = {"query": "leave these judgements out", "item": "count the relevant on
 
 
 def check_choices(call: str, at_least: Any, unknown: str) -> float:
-    """Return `at_least` of `Relevance.from_judgements`, the smallest relevant grade, as a number.
-
-    Raises:
-        ValueError: If it is not a positive number, or `unknown` is neither `error` nor `ignore`.
-    """
+    """Return `at_least` of `Relevance.from_judgements`, the smallest relevant grade, as a number."""
     least = as_grade(call, at_least, "at_least")
     if not 0 < least < math.inf:
         raise InputError(
@@ -215,13 +211,7 @@ def distinct_judgements(
 
     Judgements on queries without a row are left out.
 
-    Args:
-        call: The public function, for messages.
-        rows: Row of each judgement's query; -1 for no row.
-        items: Item index of each judgement.
-        grades: Grade of each judgement.
-        numbers: Number of item indices.
-        ids: Ids of the queries and items of the judgements, for messages.
+    `rows` has the row of each judgement's query; -1 for no row. `numbers` is the number of item indices.
     """
     keys = rows * numbers + items
     order = np.argsort(keys, kind="stable")

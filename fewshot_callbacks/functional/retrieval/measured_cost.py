@@ -316,11 +316,7 @@ def _all_queries(plan: EvaluationPlan) -> int:
 
 
 def _rows_that_fit(dim: int) -> int:
-    """Return the largest number of rows that are evaluated.
-
-    Raises:
-        ValueError: If it is below `FEWEST_ROWS` because rows are too long.
-    """
+    """Return the largest number of rows that are evaluated."""
     rows = MOST_BYTES // (4 * dim)
     if rows < FEWEST_ROWS:
         raise InputError(
@@ -335,11 +331,7 @@ def _timed_samples(
 ) -> tuple[TimedSample, ...]:
     """Return the two largest samples that finish in time, the second twice as large. A tiny set is the only sample.
 
-    Args:
-        plan: The evaluation.
-        sample: Returns sets with about this number of rows in total.
-        most_rows: Number of rows of the largest sample.
-        seconds: Time for all samples.
+    `sample` returns sets with about this number of rows in total. `seconds` is the time for all samples.
     """
     halvings = max(0 if most_rows < FEWEST_ROWS else 1, math.ceil(math.log2(most_rows / FIRST_ROWS)))
     sizes = [math.ceil(most_rows / 2**power) for power in range(halvings, -1, -1)]
@@ -358,11 +350,7 @@ def _timed_samples(
 def _timed_rounds(plan: EvaluationPlan, sets: _Sets, seconds: float, end: float) -> tuple[float, ...]:
     """Return the seconds of one evaluation of the sets, and of more evaluations while there is time.
 
-    Args:
-        plan: The evaluation.
-        sets: The sets.
-        seconds: Time for all samples.
-        end: End of this time, on the clock of `time.perf_counter`.
+    `seconds` is the time for all samples, which ends at `end` on the clock of `time.perf_counter`.
     """
     durations = [_time_once(plan, sets)]
     while len(durations) < MOST_ROUNDS and time.perf_counter() + min(durations) < end:

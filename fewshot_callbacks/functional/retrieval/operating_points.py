@@ -105,11 +105,7 @@ class ErrorRatePoint:
 def equal_error_rate(fnmr: float, fmr: float, fnmr_above: float, fmr_above: float) -> float:
     """Return the rate at which FNMR and FMR cross, interpolated linearly where both jump.
 
-    Args:
-        fnmr: False non-match rate at a score.
-        fmr: False match rate at this score.
-        fnmr_above: False non-match rate just above the score; at least `fmr_above`.
-        fmr_above: False match rate just above the score.
+    Rates are at a score and just above it. `fnmr_above` is at least `fmr_above`.
     """
     if fnmr >= fmr:
         return fnmr

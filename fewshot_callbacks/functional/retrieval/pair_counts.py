@@ -112,9 +112,7 @@ def count_pairs(pooled: PooledPairs, points: Sequence[OperatingPoint] = ()) -> P
     Thresholds are evenly spaced in the score, evenly spaced in recall, and geometrically spaced in the number of false
     positives.
 
-    Args:
-        pooled: Counts of all pairs.
-        points: Operating points. Their finite thresholds are included.
+    Finite thresholds of `points` are included.
     """
     vectors = pooled.vectors
     negatives = pooled.negatives

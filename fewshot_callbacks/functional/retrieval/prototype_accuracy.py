@@ -59,22 +59,11 @@ def prototype_accuracy(
     The prototype of a class is the mean of its gallery items, rounded to float64. For cosine, the items are scaled to length
     1 first, which is the usual choice. Every class of the gallery competes, even if no query belongs to it.
 
-    Args:
-        queries: (queries, dim) floating-point rows, finite.
-        query_labels: The class of each query, any integers.
-        gallery: (gallery, dim) rows of the items that the prototypes are the means of.
-        gallery_labels: The class of each item.
-        similarity: Similarity of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to
-            everything.
-        same_set: Whether queries and gallery are the same items in the same order. Each query is then left out of the
-            prototype of its own class.
-        memory_bytes: Bound on the memory beyond the embeddings. It is exceeded if 16 prototypes, or the smallest possible
-            pass over these queries, need more.
-        processes: All processes that have queries and gallery items. The result is for the queries of this process.
-
-    Returns:
-        (queries,) 1 if the query's own prototype is the most similar, 1 / n if it is one of n equally similar prototypes,
-        otherwise 0. NaN if its class has no prototype, because the gallery has no item of the class except the query itself.
+    Labels are any integers. A zero vector has cosine 0 to everything. With `same_set`, queries and gallery are the same
+    items in the same order, and each query is left out of its own class's prototype. `memory_bytes` bounds the memory
+    beyond the embeddings. It is exceeded if 16 prototypes, or the smallest possible pass over the queries of this
+    process, need more. The value is 1 / n if the query's own prototype is one of n equally similar best prototypes, and
+    otherwise 0. It is NaN if the class has no gallery item except the query itself.
 
     Examples:
         >>> import torch
@@ -116,9 +105,6 @@ class _PrototypeComparison:
         """Return how many other prototypes are more similar to each query than its own, and how many are equally similar.
 
         *Collective*.
-
-        Args:
-            memory_bytes: Budget of the pass over all pairs.
         """
         means = self.means
         # All blocks of sums, if they fit into the budget. Otherwise they are computed in both loops.
@@ -140,9 +126,7 @@ class _PrototypeComparison:
     def _scores_of_own_class(self, batch: Int[Tensor, "batch"], sums: _Sums) -> Float[np.ndarray, "batch"]:
         """Return the exact scores of some queries with the prototypes of their classes, in the units of the data.
 
-        Args:
-            batch: Indices of queries whose classes are in the block.
-            sums: A block of classes.
+        All classes of these queries are in the block.
         """
         held_out = self.means.prepared(self.queries[batch]) if self.same_set else None
         prototypes = sums.means(self.query_class[batch] - sums.first, held_out)
@@ -160,12 +144,8 @@ class _PrototypeComparison:
     ) -> RankBlock:
         """Return the rank of each query's score among the prototypes of a block of classes, without its own class.
 
-        Args:
-            batch: Indices of queries.
-            prototypes: The prototypes of the block.
-            first_class: Number of its first class.
-            scores: The score of each query with the prototype of its class, in the units of the data.
-            memory_bytes: Budget of the pass over all pairs.
+        `scores` are with the prototypes of the queries' own classes, in the units of the data. `first_class` is the
+        number of the block's first class.
         """
         vectors = Vectors.of(self.queries[batch], prototypes, self.means.similarity, threads=self.threads)
         query_class = self.query_class[batch].numpy()
@@ -178,9 +158,7 @@ class _PrototypeComparison:
 def _relevance_of_class(prototype: Int[np.ndarray, "queries"], prototypes: int) -> PairRelevance:
     """Return the relevance in which the prototype of a query's class is its only relevant item, if this block contains it.
 
-    Args:
-        prototype: Index of the prototype of each query's class. Indices out of range belong to other blocks.
-        prototypes: Number of prototypes.
+    Indices of prototypes that are out of range belong to other blocks.
     """
     is_present = (prototype >= 0) & (prototype < prototypes)
     first = np.where(is_present, prototype, 0)
@@ -213,9 +191,8 @@ class _Sums:
         Each step depends only on the quotient, so equal means are bit-identical. The result is the nearest float64 if the
         quotient is at least the number of items. For a smaller quotient, a tie may be rounded the other way.
 
-        Args:
-            index: Positions of the classes in this block.
-            held_out: An item of each class that its mean leaves out.
+        `index` has the positions of the classes in this block. `held_out` has an item of each class that its mean
+        leaves out.
         """
         sums = self.sums[index]
         scale = self.scale[index]
@@ -231,13 +208,7 @@ class _Sums:
 class _ClassMeans:
     """The means of all classes, over all processes.
 
-    Args:
-        gallery: The items of this process.
-        item_class: Class numbers of the items.
-        classes: The number of classes.
-        similarity: For cosine, items are scaled to length 1 first.
-        memory_bytes: Budget. Half of it is for the pass over all pairs.
-        processes: All processes that have items.
+    For cosine, items are scaled to length 1 first. Half of the budget is for the pass over all pairs.
     """
 
     def __init__(

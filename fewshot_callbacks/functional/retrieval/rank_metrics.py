@@ -64,9 +64,7 @@ def check_ties(ties: str) -> None:
 def with_absent(ranks: RankBlock, absent: Int[Tensor, "queries"]) -> RankBlock:
     """Return the ranks with additional relevant items that are not in the gallery. They have no rank, as in trec_eval.
 
-    Args:
-        ranks: The ranks of some queries.
-        absent: Number of such items per query. The `relevant` of the result includes them; `valid` does not.
+    `relevant` of the result includes them; `valid` does not.
     """
     return replace(ranks, relevant=ranks.relevant + absent)
 
@@ -135,14 +133,9 @@ def average_precision(
 ) -> Float[Tensor, "queries"]:
     """Return average precision: the sum of the precisions at the ranks of the relevant items, divided by their number R.
 
-    Args:
-        ranks: The ranks of some queries.
-        ties: The rule for equal scores.
-        cut: Only ranks up to this rank count. With `cut = R` this is MAP@R (Musgrave, Belongie and Lim, "A Metric Learning
-            Reality Check", ECCV 2020). By default all ranks count.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    Only ranks up to `cut` count. With `cut = R` this is MAP@R (Musgrave, Belongie and Lim, "A Metric Learning Reality
+    Check", ECCV 2020). By default all ranks count. The values are in [0, 1]; NaN for a query without a relevant
+    candidate.
     """
     return _precision_sum(ranks, ties, cut) / _nan_for_zero(ranks.relevant)
 
@@ -157,17 +150,11 @@ def average_precision_at_k(
 ) -> Float[Tensor, "queries"]:
     """Return AP@k: the sum of the precisions at the ranks of the relevant items among the first k, over a divisor.
 
-    Args:
-        ranks: The ranks of some queries.
-        k: Number of ranks that count, at least 1.
-        divisor: `"min"` divides by min(R, k), the largest possible sum; `"relevant"` by R; `"found"` by the number of
-            relevant items among the first k, as in papers on hashing.
-        ties: The rule for equal scores. With `"found"`, the result is the expected value of the ratio. The optimistic order
-            need not have the larger value, because one more relevant item at rank k lowers a mean of high precisions.
-
-    Returns:
-        One value in [0, 1] for each query; 0 if no relevant item is among the first k; NaN for a query without a relevant
-        candidate.
+    `k` is at least 1. The divisor `"min"` is min(R, k), the largest possible sum; `"relevant"` is R; `"found"` is the
+    number of relevant items among the first k, as in papers on hashing. With `"found"`, the result is the expected
+    value of the ratio. The optimistic order need not have the larger value, because one more relevant item at rank k
+    lowers a mean of high precisions. The values are in [0, 1]; 0 if no relevant item is among the first k; NaN for a
+    query without a relevant candidate.
     """
     cut = torch.full_like(ranks.relevant, k)
     precisions = _precision_sum(ranks, ties, cut)
@@ -208,9 +195,7 @@ def _mean_precision_of_groups(group: TiedGroups, cut: Int[Tensor, "queries"] | N
 
         (m + 1) H + (r - 1) / (s - 1) (d - (a + 1) H).
 
-    Args:
-        group: The tied groups. Each has a negative, so s > 1, and begins no later than the cut.
-        cut: Last rank that counts, for each query; None for all ranks.
+    Each group has a negative, so s > 1, and begins no later than the cut. A cut of None counts all ranks.
     """
     a = group.above.double()
     m = group.relevant_above.double()
@@ -258,12 +243,8 @@ def auroc(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]
     random negative (Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC)
     curve", Radiology 1982).
 
-    Args:
-        ranks: The ranks of some queries.
-        ties: The rule for equal scores. A pair with equal scores counts as one half (expected), one or zero.
-
-    Returns:
-        One value in [0, 1] for each query; 0.5 for random scores; NaN without a relevant candidate or without a negative.
+    A pair with equal scores counts as one half (expected), one or zero. The values are in [0, 1]; 0.5 for random
+    scores; NaN without a relevant candidate or without a negative.
     """
     assert ranks.negatives is not None
     tied_in_wrong_order = {"expected": 0.5, "optimistic": 0.0, "pessimistic": 1.0}[ties]
@@ -315,14 +296,8 @@ def r_precision(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "que
 def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
     """Return precision@k: the (expected) number of relevant items among the first k, divided by k.
 
-    Args:
-        ranks: The ranks of some queries.
-        k: Number of ranks that count, at least 1. If a query has fewer than k candidates, the divisor is still k, so empty
-            ranks count as misses.
-        ties: The rule for equal scores.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    `k` is at least 1. If a query has fewer than k candidates, the divisor is still k, so empty ranks count as misses.
+    The values are in [0, 1]; NaN for a query without a relevant candidate.
     """
     hits = hits_within(ranks, torch.full_like(ranks.relevant, k), ties)
     return (hits / k).masked_fill(ranks.relevant == 0, torch.nan)
@@ -331,13 +306,8 @@ def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
 def ir_recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
     """Return recall@k as in information retrieval: the (expected) share of a query's relevant items among the first k.
 
-    Args:
-        ranks: The ranks of some queries.
-        k: Number of ranks that count, at least 1. With R > k relevant items, the largest possible value is k / R.
-        ties: The rule for equal scores.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    `k` is at least 1. With R > k relevant items, the largest possible value is k / R. The values are in [0, 1]; NaN for
+    a query without a relevant candidate.
     """
     return hits_within(ranks, torch.full_like(ranks.relevant, k), ties) / _nan_for_zero(ranks.relevant)
 
@@ -345,13 +315,8 @@ def ir_recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
 def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
     """Return Recall@K as in metric learning (CMC@K): whether, or how probably, a relevant item is among the first k.
 
-    Args:
-        ranks: The ranks of some queries. The ranks of the best relevant item suffice.
-        k: Number of ranks that count, at least 1.
-        ties: The rule for equal scores.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    `k` is at least 1. The ranks of the best relevant item suffice. The values are in [0, 1]; NaN for a query without a
+    relevant candidate.
     """
     best = best_group(ranks)
     candidates_above = best.above + best.negatives if ties == "pessimistic" else best.above
@@ -368,10 +333,7 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
 def without_nearest(ranks: RankBlock, number: Int[Tensor, "queries"]) -> RankBlock:
     """Return the ranks without some of the best relevant items of each query, such as its copies.
 
-    Args:
-        ranks: The ranks of some queries.
-        number: Number of items to leave out for each query. No candidate scores higher than these items; candidates that tie
-            with them stay.
+    No candidate scores higher than these items; candidates that tie with them stay.
     """
     in_best_group = ranks.relevant_above == 0
     fewer = number[:, None]
@@ -388,14 +350,9 @@ def without_nearest(ranks: RankBlock, number: Int[Tensor, "queries"]) -> RankBlo
 def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = None) -> Float[Tensor, "queries"]:
     """Return 1 / rank of the first relevant item; its mean over the queries is the mean reciprocal rank (MRR).
 
-    Args:
-        ranks: The ranks of some queries.
-        k: Number of ranks that count, at least 1. A first relevant item beyond k counts as 0 (MRR@k). None counts all ranks.
-        ties: The rule for equal scores. In a tied group of s candidates with r relevant items, the first relevant item is at
-            place x with probability C(s - x, r - 1) / C(s, r), the negative hypergeometric distribution.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    `k` is at least 1. A first relevant item beyond k counts as 0 (MRR@k). None counts all ranks. In a tied group of s
+    candidates with r relevant items, the first relevant item is at place x with probability C(s - x, r - 1) / C(s, r),
+    the negative hypergeometric distribution. The values are in [0, 1]; NaN for a query without a relevant candidate.
     """
     best = best_group(ranks)
     candidates_above = best.above + best.negatives if ties == "pessimistic" else best.above
@@ -422,13 +379,7 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 2002. The gain 2^rel - 1 and this
     discount are from Burges et al., "Learning to rank using gradient descent", ICML 2005.
 
-    Args:
-        ranks: The ranks of some queries.
-        k: Number of ranks that count, at least 1.
-        ties: The rule for equal scores.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    `k` is at least 1. The values are in [0, 1]; NaN for a query without a relevant candidate.
     """
     rank = found_at(ranks) + ranks.negatives_above
     if ties != "optimistic":
@@ -456,13 +407,7 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
 
     Ye, Shen, Lin, Xiang, Shao and Hoi, "Deep Learning for Person Re-Identification: A Survey and Outlook", TPAMI 2022.
 
-    Args:
-        ranks: The ranks of some queries.
-        ties: The rule for equal scores.
-
-    Returns:
-        One value in [0, 1] for each query; 0 if a relevant item is not in the gallery; NaN for a query without a relevant
-        candidate.
+    The values are in [0, 1]; 0 if a relevant item is not in the gallery; NaN for a query without a relevant candidate.
     """
     group = last_group(ranks)
     has_absent = relevant_in_gallery(ranks) < ranks.relevant
@@ -486,13 +431,7 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
     This is precision@k in the program of the revisited Oxford and Paris benchmarks (Radenović, Iscen, Tolias, Avrithis and
     Chum, "Revisiting Oxford and Paris: large-scale image retrieval benchmarking", CVPR 2018).
 
-    Args:
-        ranks: The ranks of some queries.
-        k: Number of ranks that count, at least 1.
-        ties: The rule for equal scores.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    `k` is at least 1. The values are in [0, 1]; NaN for a query without a relevant candidate.
     """
     value = precision_at_k(ranks, k, ties)
     group = last_group(ranks)
@@ -526,12 +465,7 @@ def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Fl
     result is the sum of these means, divided by R (Philbin, Chum, Isard, Sivic and Zisserman, "Object retrieval with large
     vocabularies and fast spatial matching", CVPR 2007). It differs from average precision.
 
-    Args:
-        ranks: The ranks of some queries.
-        ties: The rule for equal scores.
-
-    Returns:
-        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    The values are in [0, 1]; NaN for a query without a relevant candidate.
     """
     found = found_at(ranks).double()
     candidates_above = found + ranks.negatives_above - 1

@@ -227,16 +227,7 @@ def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confi
 
 
 def common_metric(call: str, reports: Mapping[str, RetrievalReport], metric: str) -> RequestedMetric:
-    """Return the metric, if every report has it for each query and one direction is better.
-
-    Args:
-        call: The public function, for messages.
-        reports: Name -> report.
-        metric: Key of the metric.
-
-    Raises:
-        ValueError: If the reports cannot be compared by this metric.
-    """
+    """Return the metric, if every report has it for each query and one direction is better."""
     first, *others = reports.values()
     requested = first.requested(metric)
     rankable = [key for key in first.values if _is_rankable(first, key)]

@@ -303,14 +303,8 @@ def _numbers_in(key: str) -> dict[str, str]:
 def requested_metrics(call: str, metrics: Metrics, among: Sequence[Metric] | None = None) -> list[RequestedMetric]:
     """Return the requested metrics, each once.
 
-    Args:
-        call: The public function, for messages.
-        metrics: Keys and custom metrics. Keys may also name custom metrics in the same list: `macro_f1@2`, `F1.at(k=2)`.
-        among: All available metrics; by default the retrieval metrics and custom metrics.
-
-    Raises:
-        ValueError: As `requested_metric`; if `metrics` is a single string or empty; or if a custom metric cannot be computed
-            or has the key of another metric.
+    Keys may also name custom metrics in the same list: `macro_f1@2`, `F1.at(k=2)`. By default, all retrieval metrics
+    and custom metrics are available.
     """
     if isinstance(metrics, str):
         raise InputError(f"{call}: metrics={metrics!r} is a string. Pass a tuple of keys: metrics=({metrics!r},).")
@@ -356,12 +350,7 @@ _IMPORT_PATH = re.compile(
 def stored_metrics(call: str, metrics: Iterable[Any]) -> tuple[Any, ...]:
     """Return metrics as settings store them, each once: keys, and `RequestedMetric` for custom metrics.
 
-    Args:
-        call: The class of the settings, for messages.
-        metrics: Keys, import paths and objects. Anything else is returned unchanged.
-
-    Raises:
-        ValueError: If an import path does not name a metric, or a metric needs parameters and has none.
+    `metrics` are keys, import paths and objects. Anything else is returned unchanged.
     """
     return tuple(dict.fromkeys(_stored_metric(call, metric) for metric in metrics))
 
@@ -421,11 +410,7 @@ def is_users(metric: Metric) -> bool:
 
 
 def _check_users_metric(requested: Metric | RequestedMetric, among: Sequence[Metric] | None) -> None:
-    """Refuse a custom metric that cannot be computed, or that has the key of a metric of this package.
-
-    Raises:
-        ValueError: With the key, and what to pass instead.
-    """
+    """Refuse a custom metric that cannot be computed, or that has the key of a metric of this package."""
     if among is not None or isinstance(requested, Metric):
         key = requested.pattern if isinstance(requested, Metric) else requested.key
         raise InputError(

@@ -58,12 +58,7 @@ def save(path: str | os.PathLike[str], result: Any, classes: Classes) -> None:
 
 
 def to_bytes(result: Any, classes: Classes) -> bytes:
-    """Return the content of a file that stores the result.
-
-    Args:
-        result: An instance of one of the classes.
-        classes: Name -> class, for each class in the result.
-    """
+    """Return the content of a file that stores the result."""
     arrays: dict[str, NDArray[Any]] = {}
     tree = {"format": FORMAT, "result": _encoded(result, arrays, classes)}
     text = np.frombuffer(json.dumps(tree, allow_nan=False).encode(), np.uint8)
@@ -73,18 +68,7 @@ def to_bytes(result: Any, classes: Classes) -> bytes:
 
 
 def load(call: str, path: str | os.PathLike[str], kind: type[Any], classes: Classes) -> Any:
-    """Return the result in a file.
-
-    Args:
-        call: The public function, for messages.
-        path: Path or address of the file.
-        kind: The class of the result.
-        classes: Name -> class, for each class that the result may contain.
-
-    Raises:
-        ValueError: If the file is damaged, is not a saved result, or has a newer format.
-        FileNotFoundError: If there is no such file.
-    """
+    """Return the result in a file."""
     with _opened(path) as file:
         return from_file(call, path_text(path), file, kind, classes)
 
@@ -92,15 +76,7 @@ def load(call: str, path: str | os.PathLike[str], kind: type[Any], classes: Clas
 def from_file(call: str, name: str, file: io.BufferedIOBase, kind: type[Any], classes: Classes) -> Any:
     """Return the result in an open file.
 
-    Args:
-        call: The public function, for messages.
-        name: Name of the file, for messages.
-        file: The file.
-        kind: The class of the result.
-        classes: Name -> class, for each class that the result may contain.
-
-    Raises:
-        ValueError: If the file is damaged, is not a saved result, or has a newer format.
+    `classes` has each class that the result may contain, by name.
     """
     if file.read(len(_ZIP_MARK)) != _ZIP_MARK:
         raise InputError(f"{call}: {name} is not a saved report. Pass a file that report.save has written.")

@@ -137,15 +137,7 @@ class RetrievalRequest:
 
     @classmethod
     def of(cls, settings: RetrievalDefaults, named: Sequence[RequestedMetric]) -> RetrievalRequest:
-        """Return what the settings request.
-
-        Args:
-            settings: The settings.
-            named: The metrics that they name.
-
-        Raises:
-            ValueError: If they request Grouped Recall in two ways.
-        """
+        """Return what the settings request."""
         groups = settings.label_groups
         reported = tuple(metric for metric in named if metric.metric.input != "groups" or groups is not None)
         chooses = isinstance(groups, str) and groups == "auto"
@@ -223,15 +215,7 @@ def from_keywords(
 ) -> RetrievalSettings:
     """Return the settings that were passed to a function or a class as keywords.
 
-    Args:
-        target: The function or the class. Messages begin with its name.
-        keywords: Setting -> value.
-        options: The TypedDict of the settings that the target has.
-        settings: The class of the result.
-
-    Raises:
-        UnknownSettingError: If there is no such setting. The message suggests a similar name.
-        ValueError: If a value is wrong for any data.
+    Messages begin with the name of the target. `options` is the TypedDict of its settings.
     """
     known = names_of(options)
     for name in keywords:
@@ -250,15 +234,7 @@ def from_keywords(
 
 
 def without_classes(call: str, settings: RetrievalSettings) -> RetrievalSettings:
-    """Return the settings for items with several labels or a passed relevance, which have other default metrics.
-
-    Args:
-        call: The public function or class, for messages.
-        settings: The settings for labels.
-
-    Raises:
-        ValueError: If a metric or a setting needs classes.
-    """
+    """Return the settings for items with several labels or a passed relevance, which have other default metrics."""
     request = request_of(settings)
     is_default = settings.metrics == DEFAULT_METRICS
     need_classes = [] if is_default else [metric.key for metric in request.named if _needs_classes(metric)]
@@ -286,22 +262,14 @@ def main_memory(settings: RetrievalSettings) -> int:
 
 
 def _plain_values(settings: RetrievalDefaults) -> dict[str, Any]:
-    """Return the values that the constructor stores: a tuple of metrics, each once, and Python numbers.
-
-    Raises:
-        ValueError: If an import path does not name a metric, or a metric needs parameters and has none.
-    """
+    """Return the values that the constructor stores: a tuple of metrics, each once, and Python numbers."""
     values = {name: plain_list(_plain(getattr(settings, name))) for name in names_of(RetrievalOptions)}
     values["metrics"] = stored_metrics(type(settings).__name__, several(values["metrics"]))
     return values
 
 
 def check_settings(settings: RetrievalSettings) -> None:
-    """Refuse settings that are wrong for any data.
-
-    Raises:
-        ValueError: With the setting, its value and what to pass instead.
-    """
+    """Refuse settings that are wrong for any data."""
     call = type(settings).__name__
     check_similarity(settings.similarity)
     check_ties(settings.ties)
@@ -390,15 +358,7 @@ def _smallest_group(call: str, settings: RetrievalSettings) -> tuple[int, str]:
 
 
 def checked_groups(call: str, groups: Any) -> list[Labels]:
-    """Return the user's groups as labels.
-
-    Args:
-        call: The public function, for messages.
-        groups: The labels of each group, integers or strings.
-
-    Raises:
-        ValueError: If a group has fewer than two labels, or a label is in two groups.
-    """
+    """Return the user's groups as labels."""
     single = next((group for group in groups if isinstance(group, str) or np.ndim(group) == 0), None)
     if not len(groups) or single is not None:
         fact = "is empty" if single is None else f"holds {single!r}, which is a single label"
@@ -422,11 +382,7 @@ def checked_groups(call: str, groups: Any) -> list[Labels]:
 
 
 def compute_device(call: str, device: str | torch.device) -> torch.device:
-    """Return the device that computes scores. `"auto"` is the first CUDA device, or the CPU if there is none.
-
-    Raises:
-        ValueError: For a device that does not exist, or that does not support float64.
-    """
+    """Return the device that computes scores. `"auto"` is the first CUDA device, or the CPU if there is none."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fix = "Pass 'cpu', 'cuda' or 'auto'."
@@ -443,11 +399,7 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
 
 
 def memory_bytes(call: str, memory_mb: Any) -> int:
-    """Return the memory budget in bytes. None is the default, and infinity is more than any machine's memory.
-
-    Raises:
-        ValueError: If it is not a positive number of MB.
-    """
+    """Return the memory budget in bytes. None is the default, and infinity is more than any machine's memory."""
     memory_mb = DEFAULT_MEMORY_MB if memory_mb is None else _plain(memory_mb)
     if not (_is_number(memory_mb) and memory_mb > 0):
         raise InputError(

@@ -213,11 +213,7 @@ def _refuse_other_slices(slices: Attribute, second: RetrievalReport, attribute: 
 
 
 def _common_metric(first: RetrievalReport, second: RetrievalReport, key: str | None) -> RequestedMetric:
-    """Return a metric that both reports have for each query.
-
-    Raises:
-        ValueError: If a report does not have it, or the reports have different metrics with this key.
-    """
+    """Return a metric that both reports have for each query."""
     requested = first.sliced_metric("compare_slices", key)
     if second.sliced_metric("compare_slices", requested.key) != requested:
         raise InputError(

@@ -34,9 +34,7 @@ CLASSES_PER_SLICE = 10
 class SlicesError(InputError):
     """Raised if the values of an attribute cannot be used as slices; every process raises the same error.
 
-    Args:
-        message: The message.
-        attribute: The attribute; None if the error came from another process.
+    `attribute` is None if the error came from another process.
     """
 
     def __init__(self, message: str, attribute: str | None = None) -> None:
@@ -114,11 +112,7 @@ AnyMeasured = TypeVar("AnyMeasured", bound=_Measured)
 class MeasuredSlices(dict[int | str, AnyMeasured], Generic[AnyMeasured]):
     """Slice -> its result. `print` shows a table, the worst slice first.
 
-    Args:
-        slices: Slice -> its result.
-        attribute: The attribute that the slices are values of.
-        confidence: Confidence level of all intervals together.
-        lower_is_better: Whether the largest value is the worst.
+    `confidence` is the joint confidence level of all intervals.
     """
 
     def __init__(
@@ -241,13 +235,7 @@ def slices_of(
 ) -> Slices:
     """Return a metric of each slice of an attribute.
 
-    Args:
-        name: The attribute.
-        attribute: The slice of each query.
-        requested: The metric.
-        values: The metric of each query; NaN where it has none.
-        labels: The label of each query.
-        confidence: Confidence level of all intervals together.
+    `values` are NaN for queries without a value. `confidence` is the joint confidence level of all intervals.
     """
     has_value = ~values.isnan()
     level = confidence_of_each(confidence, len(attribute.codes[has_value].unique()))
@@ -267,11 +255,7 @@ def confidence_of_each(confidence: float, slices: int) -> float:
 
 
 def checked_slices(call: str, slices: Any) -> dict[str, Labels]:
-    """Return attribute -> its value for each query.
-
-    Raises:
-        ValueError: If this is not a mapping, an attribute is not a string, or values are neither integers nor strings.
-    """
+    """Return attribute -> its value for each query."""
     if slices is None:
         return {}
     refuse_unnamed_slices(call, slices, 'Pass slices={"camera": cameras}, with a value for each query.')
@@ -297,9 +281,6 @@ def encode_slices(
     """Return argument name -> code of each query of this process, and attribute -> value of each code. *Collective*.
 
     The value of each code is None for integers, which are their own codes.
-
-    Raises:
-        SlicesError: If the values of an attribute are integers in one process and strings in another.
     """
     codes = {}
     names = {}
@@ -315,14 +296,8 @@ def encode_slices(
 def refuse_many_slices(call: str, slices: Mapping[str, int], classes: int, fact: str) -> None:
     """Refuse an attribute with too many values for useful slices.
 
-    Args:
-        call: The public function, for messages.
-        slices: Attribute -> number of its values.
-        classes: Number of classes or identities, which are the independent units.
-        fact: The number of classes as a clause, for messages.
-
-    Raises:
-        SlicesError: If there is such an attribute.
+    `slices` has the number of values of each attribute. Classes or identities are the independent units; `fact` is
+    their number as a clause.
     """
     for name, number in slices.items():
         most = max(FEW_SLICES, classes // CLASSES_PER_SLICE)

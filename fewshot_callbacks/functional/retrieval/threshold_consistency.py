@@ -187,12 +187,8 @@ def threshold_consistency(
 ) -> ThresholdConsistency:
     """Return the threshold consistency at false match rates from a tenth of `rate` to `rate`. *Collective*.
 
-    Args:
-        pooled: Counts of all pairs. Relevance is by one label per item.
-        labels: Labels of the queries of this process.
-        classes: The labels of all queries, ascending.
-        names: The string of each label; None for integer labels.
-        rate: The largest false match rate.
+    Relevance is by one label per item. `classes` are the labels of all queries, ascending. `names` is None for integer
+    labels.
     """
     class_of_query = np.searchsorted(classes, labels)
     if not pooled.negatives.total:
@@ -252,11 +248,7 @@ def _counts_around_range(
     sample costs passes but does not change the result. There are not enough thresholds if the range is too narrow for
     thresholds that differ by `LEAST_STEP`, or if the range has no end.
 
-    Args:
-        pooled: Counts of all pairs.
-        class_of_query: Index of the class of each query of this process.
-        classes: Number of classes.
-        rate: The largest false match rate.
+    `class_of_query` has the class index of each query of this process.
     """
     low, high = _likely_range(pooled, rate)
     lowest, highest = _ends(pooled)
@@ -284,10 +276,7 @@ def _used_thresholds(counts: _ClassCounts, rate: float, near_zero: float) -> Boo
     They depend only on the exact counts, and not on which thresholds were counted. No threshold is used if there are too few
     of them, or if they are too close to each other.
 
-    Args:
-        counts: Counts at some thresholds.
-        rate: The largest false match rate.
-        near_zero: Size below which scores count as zero.
+    Scores below `near_zero` in size count as zero.
     """
     none = np.zeros(len(counts.multiples), bool)
     if not counts.are_enough(rate):
@@ -335,12 +324,7 @@ def _counts(
 ) -> _ClassCounts:
     """Return the counts of each class at the thresholds `step * multiples`, from one more pass. *Collective*.
 
-    Args:
-        pooled: Counts of all pairs.
-        class_of_query: Index of the class of each query of this process.
-        classes: Number of classes.
-        step: Distance between thresholds, in the units of the data.
-        multiples: Integers, ascending.
+    `multiples` are ascending; `step` is in the units of the data.
     """
     scores = np.append(BELOW_ALL, np.minimum(pooled.vectors.scale.from_user(step * multiples), ABOVE_ALL))
     # relevant pairs between consecutive scores, and negatives that reach each score

@@ -21,17 +21,7 @@ from fewshot_callbacks.system.words import counted
 
 
 def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties: Ties) -> Float[Tensor, "queries"]:
-    """Return the values of a custom metric for a block of queries; NaN for a query without a relevant candidate.
-
-    Args:
-        call: The public function, for messages.
-        requested: A metric with the input `ranks`.
-        ranks: The ranks of some queries.
-        ties: The rule for ties.
-
-    Raises:
-        ValueError: If the function fails, or does not return one value for each query.
-    """
+    """Return the values of a custom metric for a block of queries; NaN for a query without a relevant candidate."""
     queries = len(ranks.relevant)
     returned = _called(call, requested, ranks, ties=ties)
     try:
@@ -52,13 +42,7 @@ def call_on_ranks(call: str, requested: RequestedMetric, ranks: RankBlock, ties:
 def call_on_pairs(call: str, requested: RequestedMetric, pooled: PooledDecisions) -> float:
     """Return the value of a custom metric with the input `pairs`.
 
-    Args:
-        call: The public function, for messages.
-        requested: The metric.
-        pooled: The decisions over all pairs, with the operating points that other metrics requested.
-
-    Raises:
-        ValueError: If the function fails, or does not return a number.
+    The operating points of the decisions are those that other metrics requested.
     """
     returned = _called(call, requested, with_known_points(pooled))
     try:
@@ -74,13 +58,7 @@ def call_on_pairs(call: str, requested: RequestedMetric, pooled: PooledDecisions
 def check_range(call: str, requested: RequestedMetric, values: Float[Tensor, "values"]) -> None:
     """Refuse values outside the metric's range, because intervals and plots rely on it.
 
-    Args:
-        call: The public function, for messages.
-        requested: The metric.
-        values: Its values. NaN is always accepted.
-
-    Raises:
-        ValueError: If a value is outside the range by more than rounding.
+    NaN is always accepted.
     """
     present = values[~values.isnan()]
     if requested.metric.range is None or not len(present):
@@ -100,10 +78,7 @@ def notes_on_nan(
 ) -> tuple[str, ...]:
     """Return a note on each custom metric that is NaN.
 
-    Args:
-        users_metrics: The custom metrics.
-        values: Key -> value.
-        matched: Number of queries that have a match.
+    `matched` is the number of queries that have a match.
     """
     notes = []
     for requested in users_metrics:

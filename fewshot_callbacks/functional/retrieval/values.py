@@ -22,12 +22,7 @@ class Values:
     users_metrics: Mapping[str, RequestedMetric] = MappingProxyType({})
 
     def __getitem__(self, key: str) -> float:
-        """Return the value of a metric.
-
-        Raises:
-            ValueError: If there is no such metric.
-            LookupError: If the metric exists but is not in this report.
-        """
+        """Return the value of a metric."""
         if key not in self.values:
             self.requested(key)
             raise LookupError(
@@ -58,9 +53,6 @@ class Values:
 
         Returns:
             Rank or rate -> value, such as {1: 0.75, 5: 0.9}; empty if the metric was not requested.
-
-        Raises:
-            ValueError: If this is not the pattern of a metric. The message lists the patterns of this report.
         """
         by_pattern: dict[str, dict[Any, float]] = {}
         for key, value in self.values.items():
@@ -79,11 +71,7 @@ class Values:
         return self.requested(key).meaning
 
     def requested(self, key: str) -> RequestedMetric:
-        """Return the metric with this key: a metric of this package, or a custom metric of this report.
-
-        Raises:
-            ValueError: If there is no such metric.
-        """
+        """Return the metric with this key: a metric of this package, or a custom metric of this report."""
         return requested_metric(key, self._all_known())
 
     def _all_known(self) -> tuple[Metric, ...]:

@@ -94,12 +94,9 @@ class Identities:
 
         If all trials are of one kind, it is a function of one mean.
 
-        Args:
-            value: The value, at least 0.
-            contributions: Contribution of each trial to the mean over its kind.
-            weights: Derivatives of the value by the mean over target trials and by the mean over non-target trials.
-            top: The largest possible value: 1 or infinity.
-            confidence: Confidence level, in (0, 1).
+        The value is at least 0, and at most `top`, 1 or infinity. `contributions` are of each trial to the mean over
+        its kind. `weights` are the derivatives of the value by the mean over target trials and by the mean over
+        non-target trials.
         """
         deviations = contributions.copy()
         for kind in (self.same, ~self.same):

@@ -96,9 +96,7 @@ class _QueryScores(NamedTuple):
     def value(self, requested: RequestedMetric, gallery: int) -> tuple[Float[Tensor, "mated"], float | None]:
         """Return the value of a metric for each mated query, and its threshold; None for a metric without one.
 
-        Args:
-            requested: The metric.
-            gallery: Number of gallery items.
+        `gallery` is the number of gallery items.
         """
         recall = self.recall(min(requested.parameters.get("k", 1), gallery))
         if "p" not in requested.parameters:
@@ -276,12 +274,7 @@ def _report(
 ) -> IdentificationReport:
     """Return the report.
 
-    Args:
-        requested: The metrics.
-        scores: Scores of the queries against the gallery.
-        is_mated: Whether each query has a candidate of its label.
-        sets: Queries and gallery.
-        confidence: Confidence level of the intervals.
+    `is_mated` tells whether each query has a candidate of its label.
     """
     query_labels = sets.queries.labels
     items = sets.gallery.length

@@ -169,11 +169,7 @@ class TrialList:
 
 
 def _two_columns(items: Any) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the names of all first sides, and of all second sides.
-
-    Raises:
-        ValueError: If there are not two columns, as in a list of pairs.
-    """
+    """Return the names of all first sides, and of all second sides."""
     columns = tuple(items)
     has_strings = any(isinstance(column, str) for column in columns)
     if len(columns) != 2 or has_strings:

@@ -226,13 +226,8 @@ def slices_of_trials(
 ) -> dict[str, TrialSlices]:
     """Return metric -> both error rates of each slice of an attribute, at the threshold of the metric.
 
-    Args:
-        name: The attribute.
-        attribute: The slice of each trial, in the order of the curve.
-        curve: The trials.
-        people: The identities of both sides, in this order; None if the caller passed none.
-        thresholds: Metric -> its threshold.
-        confidence: Joint confidence of all intervals of a rate.
+    `attribute` and `people` are in the order of the curve; `people` is None if the caller passed none. `confidence` is
+    the joint confidence of all intervals of a rate.
     """
     kinds = {"FNMR": curve.same, "FMR": ~curve.same}
     parts_of_rate = {rate: attribute.parts(kind, people) for rate, kind in kinds.items()}
@@ -252,15 +247,8 @@ def slices_of_trials(
 def read_slices(call: str, slices: Any, trials: int, identities: int) -> dict[str, TrialAttribute]:
     """Return the slice of each trial, by attribute.
 
-    Args:
-        call: The public function, for messages.
-        slices: Attribute -> one value per trial, or a pair: the values of the first sides and of the second sides.
-        trials: Number of trials.
-        identities: Number of identities; 0 if the caller passed none.
-
-    Raises:
-        ValueError: If `slices` is not a mapping with strings as keys, values are not one integer or string per trial, a
-            value is called `ACROSS`, or there are too many values.
+    `slices` has one value per trial by attribute, or a pair: the values of the first sides and of the second sides.
+    `identities` is 0 if the caller passed none.
     """
     if slices is None:
         return {}

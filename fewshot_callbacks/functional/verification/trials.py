@@ -394,11 +394,7 @@ def _report(
 ) -> TrialReport:
     """Return the report.
 
-    Args:
-        requested: The metrics.
-        trials: The trials, in the order of their scores.
-        people: The identities of both sides of each trial; None if the caller passed none.
-        confidence: Confidence level of the intervals.
+    `trials` and `people` are in the order of the scores; `people` is None if the caller passed none.
     """
     curve = trials.curve
     values_of_metrics: dict[str, _Value] = {}
@@ -461,11 +457,7 @@ def _notes(requested: Sequence[RequestedMetric], curve: Curve, without_interval:
 
 
 def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.ndarray, "trials"]]:
-    """Return scores, and whether each trial is a target trial.
-
-    Raises:
-        ValueError: If they are not equally many finite numbers and booleans, or if all trials are of one kind.
-    """
+    """Return scores, and whether each trial is a target trial."""
     # PyTorch would round a list of numbers to float32.
     numbers = scores
     if isinstance(scores, list | tuple):
@@ -510,11 +502,7 @@ def _read(scores: Any, same: Any) -> tuple[Float[np.ndarray, "trials"], Bool[np.
 
 
 def _read_identities(first: Any, second: Any, same: Bool[np.ndarray, "trials"]) -> Identities | None:
-    """Return the identities of both sides; None without identities.
-
-    Raises:
-        ValueError: If only one side is passed, or if the identities disagree with `same`.
-    """
+    """Return the identities of both sides; None without identities."""
     if first is None and second is None:
         return None
     if first is None or second is None:
@@ -541,13 +529,7 @@ def _folds(
 ) -> dict[int | str, Bool[np.ndarray, "trials"]]:
     """Return fold -> whether each trial is in it.
 
-    Args:
-        labels: The fold of each trial, in the order of the caller.
-        order: Index of each trial, in the order of the result.
-        same: Whether each trial is a target trial, in this order.
-
-    Raises:
-        ValueError: If there is only one fold, or if a fold has only one kind of trial.
+    `labels` are in the order of the caller. `order` and `same` are in the order of the result.
     """
     [numbers], names = encode(_CALL, {"folds": labels})
     codes = numbers.numpy()[order]
