@@ -52,9 +52,10 @@ class PhotoTransform:
         ValueError: A setting is out of range.
 
     Examples:
-        >>> images = [Image.new("RGB", (20, 10)), Image.new("RGB", (30, 40))]
-        >>> PhotoTransform(image_size=8)(images).shape
-        torch.Size([2, 3, 8, 8])
+        >>> images = [Image.new("RGB", (20, 10), "white"), Image.new("RGB", (30, 40), "black")]
+        >>> batch = PhotoTransform(image_size=8)(images)  # (2, 3, 8, 8)
+        >>> batch[:, 0, 0, 0]  # red: (1 - 0.485) / 0.229 and (0 - 0.485) / 0.229
+        tensor([ 2.2489, -2.1179])
         >>> PhotoTransform(flip=2.0)
         Traceback (most recent call last):
         fewshot_callbacks.errors.InputError: flip is 2.0, but it is a probability. Use 0 <= flip <= 1.
@@ -237,7 +238,8 @@ class ImageSet(FewShotDataset):
     Args:
         items: The images of each split.
         split: The selected split.
-        transform: Function that takes a list of PIL images, and whether to augment them, and returns a float batch.
+        transform: Function that takes a list of PIL images, and whether to augment them, and returns a float batch (images,
+            channels, height, width).
         memory_mb: Memory for the decoded images of a split, in MB. Images that do not fit are decoded at each access. The
             workers of a loader share this memory. 0 caches no image, and `float("inf")` caches all images.
         mode: Pillow mode of the images: "RGB" for colour or "L" for grey.
@@ -250,11 +252,27 @@ class ImageSet(FewShotDataset):
         items: The images of the selected split.
         files: The file of each item.
         labels: (items,), int64.
-        class_names: The name of each label.
+        class_names: The name of each label, in alphabetical order.
 
     Raises:
         ValueError: There is no such split, or a setting is out of range. `batch` raises an error that names an image that
             cannot be read.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> from fewshot_callbacks.data import PhotoTransform
+        >>> with TemporaryDirectory() as folder:
+        ...     files = [Path(folder, f"{colour}.png") for colour in ("red", "blue")]
+        ...     for file in files:
+        ...         Image.new("RGB", (9, 9), file.stem).save(file)
+        ...     items = {"train": [ImageItem(file, file.stem) for file in files]}
+        ...     dataset = ImageSet(items, "train", PhotoTransform(image_size=8, mean=(0, 0, 0), std=(1, 1, 1)))
+        ...     images, labels = dataset.batch([0, 1])
+        >>> dataset.class_names, labels
+        (('blue', 'red'), tensor([1, 0]))
+        >>> images.mean(dim=(2, 3))  # the red, green and blue of both images
+        tensor([[1., 0., 0.],
+                [0., 0., 1.]])
     """
 
     def __init__(

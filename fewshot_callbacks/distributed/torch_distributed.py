@@ -39,10 +39,13 @@ class TorchProcesses(Processes):
         group: A group whose backend supports CPU tensors; by default a group of all processes.
 
     Examples:
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> from fewshot_callbacks.functional import Share
         >>> from fewshot_callbacks.metrics import TorchProcesses
         >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        >>> TorchProcesses().count
-        1
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.8, 0.6]])
+        >>> round(evaluate_retrieval(embeddings, [0, 0, 1, 1], share=Share(TorchProcesses())).mAP, 4)
+        0.4167
         >>> torch.distributed.destroy_process_group()
     """
 
@@ -144,9 +147,18 @@ def all_processes() -> Processes:
     Without `torch.distributed`, there is only this process. If the backend does not support CPU tensors (NCCL), the first
     call is collective: all processes must make it together.
 
+    Returns:
+        An object with the number of processes, `count`, and the position of this process, `rank`, in [0, count).
+
     Examples:
-        >>> all_processes().count
-        1
+        Each process passes its own part of the set, and gets the value of the whole set. Here one process has all items:
+
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> from fewshot_callbacks.functional import Share
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.8, 0.6]])
+        >>> report = evaluate_retrieval(embeddings, [0, 0, 1, 1], share=Share(all_processes()))
+        >>> round(report.mAP, 4)
+        0.4167
     """
     if process_count() == 1:
         return ALONE

@@ -45,27 +45,33 @@ _CALL = "nearest"
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The result of `nearest`: the k nearest candidates of each query, nearest first; `print` shows a table.
+    """The result of `nearest`: the k nearest candidates of each query, nearest first.
 
-    Candidates with equal scores are ordered by index.
+    `print` shows a table. Candidates with equal scores are ordered by index.
 
     Attributes:
-        query_indices: Index of each query among all queries.
+        query_indices: (queries,) index of each query among all queries.
         indices: (queries, k) gallery index of each neighbour; -1 if a query has fewer than k candidates.
         scores: (queries, k) exact similarity of each neighbour, in the units of the data; minus the distance for
             `euclidean`. NaN if there is no neighbour.
         tied: (queries, k) whether another candidate of the query, listed or not, has the same score, so that the order
             of the two is arbitrary.
-        unlisted_ties: Number of candidates that tie with the last neighbour and are not listed, only because their
-            index is higher.
+        unlisted_ties: (queries,) number of candidates that tie with the last neighbour and are not listed, only because
+            their index is higher.
         relevant: (queries, k) whether the neighbour has the label of the query; False if there is no neighbour. None
             without labels.
 
     Examples:
         >>> import torch
         >>> found = nearest(torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1.0]]), ["owl", "owl", "heron"], k=1)
-        >>> found.indices.flatten(), found.first_relevant
-        (tensor([1, 0, 0]), tensor([1, 1, 0]))
+        >>> print(found)
+        3 queries with 1 neighbour each, and the score of each in brackets; * has the query's label
+        query            1
+            0  1* (1.0000)
+            1  0* (1.0000)
+            2   0 (0.7071)
+        >>> found.first_relevant
+        tensor([1, 1, 0])
     """
 
     query_indices: Int[Tensor, "queries"]
@@ -108,12 +114,12 @@ class Neighbours:
 
     @property
     def found(self) -> Int[Tensor, "queries"]:
-        """Number of neighbours of each query: k, or the number of its candidates if it has fewer."""
+        """(queries,) number of neighbours of each query: k, or the number of its candidates if it has fewer."""
         return (self.indices >= 0).sum(dim=1)
 
     @property
     def first_relevant(self) -> Int[Tensor, "queries"]:
-        """Rank of the first relevant neighbour, from 1; 0 if none of the k neighbours is relevant.
+        """(queries,) rank of the first relevant neighbour, from 1; 0 if none of the k neighbours is relevant.
 
         Raises:
             ValueError: If `nearest` was called without labels.
@@ -190,9 +196,9 @@ def nearest(
         >>> found.indices
         tensor([[1, 2],
                 [2, 0]])
-        >>> found.relevant
-        tensor([[ True, False],
-                [ True, False]])
+        >>> found.scores.float()
+        tensor([[1.0000, 0.7071],
+                [0.7071, 0.0000]])
         >>> found.unlisted_ties  # item 1 is as far from item 3 as item 0
         tensor([0, 1])
     """
@@ -272,17 +278,21 @@ class NearDuplicates:
     """The result of `near_duplicates`: pairs with a score of at least `min_score`, the highest first, then by index.
 
     Attributes:
-        first: Index of the query; within one set, the smaller index of the pair.
-        second: Index of the gallery item; within one set, the larger index of the pair.
-        scores: Exact similarity of each pair, in the units of the data; minus the distance for `euclidean`.
+        first: (pairs,) index of the query; within one set, the smaller index of the pair.
+        second: (pairs,) index of the gallery item; within one set, the larger index of the pair.
+        scores: (pairs,) exact similarity of each pair, in the units of the data; minus the distance for `euclidean`.
         total: Exact number of pairs that reach the threshold, listed or not.
         min_score: The threshold.
 
     Examples:
         >>> import torch
         >>> pairs = near_duplicates(torch.tensor([[1.0, 0.0], [1.0, 0.01], [1.0, 0.02]]), most=1)
-        >>> len(pairs), pairs.total, pairs.unlisted_pairs
-        (1, 3, 2)
+        >>> print(pairs)
+        3 pairs with a score of at least 0.98 (1 listed)
+        first  second   score
+            1       2  1.0000
+        >>> pairs.unlisted_pairs
+        2
     """
 
     first: Int[Tensor, "pairs"]
@@ -312,7 +322,7 @@ class NearDuplicates:
 
     @property
     def unlisted_pairs(self) -> int:
-        """Number of pairs that reach the threshold but are not listed. Their scores do not exceed those of listed pairs."""
+        """Number of pairs that reach the threshold but are not listed. None of them scores higher than a listed pair."""
         return self.total - len(self)
 
 
@@ -370,8 +380,8 @@ def near_duplicates(
         >>> import torch
         >>> train = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.05]])
         >>> pairs = near_duplicates(train)
-        >>> pairs.first, pairs.second, pairs.total
-        (tensor([0]), tensor([2]), 1)
+        >>> pairs.first, pairs.second, round(pairs.scores.item(), 4)
+        (tensor([0]), tensor([2]), 0.9988)
         >>> near_duplicates(train, torch.tensor([[0.0, 2.0]]), min_score=1.0).first
         tensor([1])
     """

@@ -374,10 +374,15 @@ def _mean_or_nan(precisions: Float[Tensor, "queries"], relevant: Float[Tensor, "
 
 
 class SoftAveragePrecisionLoss(nn.Module):
-    """Differentiable loss: one minus the mean average precision of a batch, computed from soft histograms of the scores.
+    """Differentiable loss: one minus the mean average precision (mAP) of a batch, from soft histograms of the scores.
 
-    Each item is a query, and all other items of the batch are ranked for it. Queries without a relevant item are left out of
-    the mean.
+    Each item is a query, and all other items of the batch are ranked for it:
+
+        loss = 1 - mean over queries of AP,    AP = sum_b r_b P_b / R
+
+    Here r_b is the soft number of relevant items in bin b, P_b is the fraction of relevant items among the candidates up to
+    bin b, and R is the number of relevant items of the query. `"hamming"` uses `tie_aware_average_precision` instead.
+    Queries without a relevant item are left out of the mean.
 
     Up to 128 MiB of scores are cached; beyond that, scores are recomputed in chunks. The histograms need queries x bins
     numbers, so memory does not grow with scores x bins.
@@ -400,7 +405,10 @@ class SoftAveragePrecisionLoss(nn.Module):
             gradient of zero.
 
     Shape:
-        `loss(embeddings, labels)` with (items, dim) and (items,), or `loss(queries, query_labels, gallery, gallery_labels)`.
+        - `embeddings`: (items, dim), floating-point and finite.
+        - `labels`: (items,), integers or strings.
+        - Queries with a gallery: `loss(queries, query_labels, gallery, gallery_labels)`, with the same two shapes twice.
+
         The loss is a scalar in [0, 1], in float32 or float64; smaller is better.
 
     Raises:
@@ -557,8 +565,10 @@ class BinaryCodes(nn.Module):
 
     Examples:
         >>> import torch
-        >>> codes = BinaryCodes().eval()
-        >>> codes(torch.tensor([[0.3, -2.0, 0.0]]))
+        >>> codes, inputs = BinaryCodes(), torch.tensor([[0.3, -2.0, 0.0]])
+        >>> codes(inputs)  # tanh
+        tensor([[ 0.2913, -0.9640,  0.0000]])
+        >>> codes.eval()(inputs)
         tensor([[ 1., -1.,  1.]])
     """
 

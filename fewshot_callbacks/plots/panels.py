@@ -50,8 +50,8 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
         >>> import torch
         >>> to_picture(torch.full((1, 2, 2), 51, dtype=torch.uint8))[0, 0]  # 51 / 255
         array([0.2], dtype=float32)
-        >>> to_picture(torch.rand(7, 8, 9)).shape
-        (8, 9, 3)
+        >>> to_picture(torch.tensor([[[-1.0, 0.0, 3.0]]])).flatten()  # scaled to [0, 1]
+        array([0.  , 0.25, 1.  ], dtype=float32)
     """
     array = _channels_last(image)
     values = np.where(np.isfinite(array), array, np.nan)
@@ -212,12 +212,16 @@ IRRELEVANT_LOOK = Look(style.IRRELEVANT, (0, (3, 1.5)), "✕", "not relevant")
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A query or a gallery item in a panel.
+    """A query or a gallery item in a panel: what to show, and the name of its class.
 
     Attributes:
         picture: A result of `to_picture`, (height, width, 1 or 3) in [0, 1]; a text, which is drawn as text; or None if
             there is nothing to show.
         label: The name of its class.
+
+    Examples:
+        >>> Item("a cat on a mat", "cat")
+        Item(picture='a cat on a mat', label='cat')
     """
 
     picture: np.ndarray | str | None
@@ -226,13 +230,22 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Neighbour:
-    """A retrieved item.
+    """An item that a query has retrieved, with its score, for `retrieval_panels`.
 
     Attributes:
-        item: The item.
-        score: The score; a larger score is closer.
+        item: The picture or text, and its class.
+        score: Similarity to the query, as `nearest` returns it; a larger score is closer.
         relevant: Whether the item is relevant to the query.
         tied: Whether any candidate has the same score, shown or not. Ties between shown neighbours are marked without it.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import nearest
+        >>> embeddings, labels = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), ["cat", "dog", "cat"]
+        >>> found = nearest(embeddings, labels, query_indices=[0], k=1)
+        >>> score, relevant = found.scores.item(), found.relevant.item()
+        >>> Neighbour(Item("a dog on a mat", "dog"), round(score, 4), relevant)
+        Neighbour(item=Item(picture='a dog on a mat', label='dog'), score=0.6, relevant=False, tied=False)
     """
 
     item: Item
@@ -243,10 +256,10 @@ class Neighbour:
 
 @dataclass(frozen=True, eq=False)
 class PanelRow:
-    """A query with its neighbours.
+    """One row of `retrieval_panels`: a query with its neighbours.
 
     Attributes:
-        query: The query.
+        query: The query, with its picture or text.
         neighbours: The neighbours to show, the closest first.
         remark: A text at the right end of the heading, such as "AP 0.31, first hit at rank 4".
     """
@@ -274,8 +287,8 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
     Examples:
         >>> cat = Item("a cat on a mat", "cat")
         >>> figure = retrieval_panels([PanelRow(cat, [Neighbour(Item(None, "dog"), 0.8, relevant=False)], "AP 0.25")])
-        >>> figure.get_size_inches().round(2).tolist()
-        [6.0, 2.32]
+        >>> [text.get_text() for text in figure.axes[0].texts]
+        ['cat', 'AP 0.25', 'a cat on a mat', 'query', 'no image', 'dog', '1 ✕', '0.800', '✓ relevant', '✕ not relevant']
     """
     if not rows:
         raise InputError("retrieval_panels: there is no query to show. Pass at least one row.")

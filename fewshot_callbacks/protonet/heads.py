@@ -152,6 +152,20 @@ class DistanceHead(nn.Module):
 
     Args:
         distance: `"euclidean"`, or on the unit sphere `"unit_euclidean"` or `"angular"`; see `squared_distances`.
+
+    Shape:
+        `head(query, points)` with (..., query, dim) and (..., point, dim) returns logits (..., query, point), in float32 or
+        float64. A larger logit is closer.
+
+    Examples:
+        A head that uses the distance instead of its square:
+
+        >>> import torch
+        >>> class LaplaceHead(DistanceHead):
+        ...     def logits(self, squared):
+        ...         return -squared.sqrt()
+        >>> LaplaceHead()(torch.tensor([[0.0]]), torch.tensor([[1.0], [-2.0]])).softmax(dim=-1)
+        tensor([[0.7311, 0.2689]])
     """
 
     def __init__(self, distance: Distance = "euclidean") -> None:
@@ -197,12 +211,16 @@ class DistanceHead(nn.Module):
 class SoftmaxHead(DistanceHead):
     """The head of prototypical networks: the logit of a class is minus the squared distance to its prototype.
 
-    The head has no parameters. The probabilities depend on the scale of the embeddings: twice as large embeddings have four
+    The probability of class c at the distance d_c to its prototype is `p(c) = exp(-d_c^2) / sum_y exp(-d_y^2)`. The head has
+    no parameters. The probabilities depend on the scale of the embeddings: twice as large embeddings have four
     times as large logits.
 
     Args:
         distance: `"euclidean"`, or on the unit sphere `"unit_euclidean"` or `"angular"`. With `"unit_euclidean"` the
             probabilities are the softmax of twice the cosine similarities.
+
+    Shape:
+        `head(query, points)` with (..., query, dim) and (..., point, dim) returns logits (..., query, point), at most 0.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -222,18 +240,19 @@ class SoftmaxHead(DistanceHead):
 
 
 class DistanceRatioHead(DistanceHead):
-    """The distance-ratio head: `p(c) = d_c^-rho / sum_y d_y^-rho`, that is, the logits are `-rho ln d_c`.
+    """The distance-ratio head: the logit of a class is `-rho ln d_c`, where d_c is the distance to its prototype.
 
-    The probabilities depend only on ratios of distances, so they do not change if you scale all embeddings. At a prototype,
-    the probability of its class is nearly 1.
+    The probability of class c is `p(c) = d_c^-rho / sum_y d_y^-rho`, where `rho` is learned. The probabilities depend only
+    on ratios of distances, so they do not change if you scale all embeddings. At a prototype, the probability of its class
+    is nearly 1.
 
     `1e-10` is added to each squared distance, so that values and gradients are finite at distance 0. This matters only for
     very small embeddings: scaling changes probabilities by less than 1e-6 if all distances are above `sqrt(rho) * 3.6e-3`
     (about 0.01 at the initial rho = 7.39). At smaller distances the probabilities become flatter. At distances around 1e-5
     all classes are equally likely.
 
-    In float32, logits near -70 have rounding errors of 4e-6, and so have the probabilities. `ClassVectors.probabilities` and
-    `SupportClassifier.probabilities` compute in float64 and avoid these errors.
+    In float32, logits near -70 have rounding errors of 4e-6, and the probabilities have errors of the same size.
+    `ClassVectors.probabilities` and `SupportClassifier.probabilities` compute in float64 and avoid these errors.
 
     Args:
         log_rho: Initial value of the learnable `ln rho`; the paper uses 2.
@@ -241,6 +260,10 @@ class DistanceRatioHead(DistanceHead):
 
     Attributes:
         log_rho: The learnable scalar `ln rho`.
+
+    Shape:
+        `head(query, points)` with (..., query, dim) and (..., point, dim) returns logits (..., query, point), at most
+        11.52 rho.
 
     Raises:
         ValueError: `log_rho` is not finite.
@@ -294,8 +317,7 @@ def make_head(head: str | nn.Module) -> nn.Module:
     Args:
         head: `"softmax"` (`SoftmaxHead`), `"dr"` (`DistanceRatioHead`), or any module that maps queries (..., query,
             dim) and prototypes (..., way, dim) to logits (..., query, way), such as
-            `DistanceRatioHead(distance="angular")`. A larger
-            logit is closer.
+            `DistanceRatioHead(distance="angular")`. A larger logit is closer.
 
     Raises:
         ValueError: The name is unknown.

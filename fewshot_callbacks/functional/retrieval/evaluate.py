@@ -85,6 +85,13 @@ def evaluate_retrieval(
     the matrix of all similarities is never in memory. The result does not depend on the order of the data, the number of
     threads or the memory budget.
 
+    The first key, `mAP`, is the mean over queries of the average precision. For a query with R relevant candidates at the
+    ranks k_1 < ... < k_R,
+
+        AP = (1 / k_1 + 2 / k_2 + ... + R / k_R) / R
+
+    docs/metrics/index.md defines all other keys.
+
     Args:
         queries: (queries, dim) floating-point tensor, array or list of rows, finite.
         query_labels: (queries,) integers of any value, or strings: a tensor, array, list or column of a table. Ids and
@@ -118,6 +125,12 @@ def evaluate_retrieval(
 
     Examples:
         >>> import torch
+        >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.8, 0.6]])
+        >>> round(evaluate_retrieval(embeddings, [0, 0, 1, 1]).mAP, 4)  # relevant items at ranks 2, 3, 2 and 3
+        0.4167
+
+        A larger set, with a confidence interval:
+
         >>> labels = torch.arange(100) % 20
         >>> noise = torch.randn(100, 20, generator=torch.Generator().manual_seed(0))
         >>> report = evaluate_retrieval(torch.eye(20)[labels] + 0.3 * noise, labels)

@@ -172,12 +172,16 @@ class Ranking:
 
 
 def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confidence: float = 0.95) -> Ranking:
-    """Return a ranking of several evaluations of the same queries by a metric, with an interval for each rank.
+    """Return a ranking of several models by a metric on the same queries, with a confidence interval for each rank.
 
-    Each pair of evaluations is compared query by query, as in `compare_reports`, with a p value. Holm's correction accounts
-    for the number of pairs, so comparing many equal models does not produce a winner by luck. Models that share a letter do
-    not differ significantly. Significance refers to other classes and queries of the same kind, not to another training
-    seed.
+    Each pair of models is compared query by query, as in `compare_reports`, with a p value. Holm's correction accounts for
+    the number of pairs, so comparing many equal models does not produce a winner by luck. Among n models, the interval of a
+    rank is
+
+        1 + (number of significantly better models)  to  n - (number of significantly worse models)
+
+    Models that share a letter do not differ significantly. Significance refers to other classes and queries of the same
+    kind, not to another training seed.
 
     Args:
         reports: Name -> report, or the path or address of a file that `RetrievalReport.save` has written; two or more.
@@ -186,9 +190,18 @@ def rank_reports(reports: Mapping[str, ReportSource], metric: str = "mAP", confi
         confidence: Confidence level of all rank intervals together, in (0, 1). Two models differ significantly if their
             corrected p value is below `1 - confidence`.
 
+    Returns:
+        A frozen result, the best model first. A p value is NaN if the variance of the difference cannot be estimated.
+
     Raises:
         ValueError: If there are fewer than two reports, the reports have different queries, a file is not a saved report,
             or the metric is missing from a report, NaN, without a better direction or without a value for each query.
+
+    References:
+        Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics, 1979;
+        Mogstad, Romano, Shaikh, Wilhelm, "Inference for Ranks", Review of Economic Studies, 2024; Piepho, "An Algorithm
+        for a Letter-Based Representation of All-Pairwise Comparisons", Journal of Computational and Graphical Statistics,
+        2004.
 
     Examples:
         >>> import torch

@@ -106,7 +106,7 @@ def _area_under_roc(trials: _TrialInputs) -> _Value:
 
 
 def _accuracy(trials: _TrialInputs) -> _Value:
-    """Return the mean over folds of the share of right decisions, at the best threshold of the other folds."""
+    """Return the mean over folds of the fraction of right decisions, at the best threshold of the other folds."""
     curve = trials.curve
     folds: dict[int | str, tuple[float, float]] = {}
     contributions = np.zeros(len(curve.same))
@@ -314,23 +314,23 @@ def evaluate_trials(
     false_match_cost: Any = 1.0,
     confidence: float = 0.95,
 ) -> TrialReport:
-    """Return verification metrics of trials, which are listed pairs with a score each.
+    """Return verification metrics of trials, that is, of listed pairs with one score per pair.
 
     A trial is a target trial if both sides have one identity, and otherwise a non-target trial. It is accepted if its score
-    is at least the threshold. The false match rate FMR is the share of non-target trials that are accepted. The false
-    non-match rate FNMR is the share of target trials that are rejected. All values are exact, equal scores are one
+    is at least the threshold. The false match rate FMR is the fraction of non-target trials that are accepted. The false
+    non-match rate FNMR is the fraction of target trials that are rejected. All values are exact, equal scores are one
     threshold, and the order of the trials does not matter.
 
     - `eer`: the rate at which FMR equals FNMR. It is interpolated linearly if both jump at one score.
     - `min_dcf@0.01`: with p = 0.01, a = `miss_cost` and b = `false_match_cost`, the minimum over all thresholds of
       (a p FNMR + b (1 - p) FMR) / min(a p, b (1 - p)). It is at most 1, because accepting all and accepting none count.
     - `tar@far0.001`: 1 - FNMR at the lowest threshold with an FMR of at most 0.001.
-    - `pair_auroc`: the area under the ROC curve, which is the probability that a target trial has a higher score than a
-      non-target trial; ties count one half. `evaluate_retrieval` has the same metric for all pairs.
-    - `accuracy`: with `folds`, the mean over folds of the share of right decisions, at the best threshold of the other
+    - `pair_auroc`: the area under the ROC curve. It equals P(s > t) + P(s = t) / 2 for the scores s of a random target
+      trial and t of a random non-target trial. `evaluate_retrieval` has the same metric for all pairs.
+    - `accuracy`: with `folds`, the mean over folds of the fraction of right decisions, at the best threshold of the other
       folds. If a whole interval of thresholds is best, its middle is taken.
-    - `cllr`: the mean of log2(1 + e^-s) over target trials and the mean of log2(1 + e^s) over non-target trials, added and
-      divided by two. The scores s must be natural log likelihood ratios.
+    - `cllr`: (the mean of log2(1 + e^-s) over target trials + the mean of log2(1 + e^s) over non-target trials) / 2. The
+      scores s must be natural log likelihood ratios.
 
     Args:
         scores: (trials,) finite numbers; larger means more similar. `trial_scores` computes them from embeddings.
@@ -355,10 +355,17 @@ def evaluate_trials(
             kind, `same` and the identities disagree, a metric does not exist, or an attribute has too many values.
 
     Examples:
-        >>> report = evaluate_trials([0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0], folds=[0, 1, 2, 0, 1, 2])
-        >>> round(report["eer"], 4), round(report["tar@far0.01"], 4), report.thresholds["tar@far0.01"]
-        (0.3333, 0.6667, 0.8)
-        >>> round(evaluate_trials([0.9, 0.8, 0.3, 0.7], [1, 1, 1, 0], metrics=("pair_auroc",))["pair_auroc"], 4)
+        >>> scores, same = [0.9, 0.8, 0.3, 0.7, 0.2, 0.1], [1, 1, 1, 0, 0, 0]
+        >>> report = evaluate_trials(scores, same, metrics=("eer", "tar@far0.01", "pair_auroc"))
+        >>> print(report)  # doctest: +ELLIPSIS
+        6 trials, 3 target, 3 non-target
+        eer                       0.3333
+        tar@far0.01               0.6667
+        pair_auroc                0.8889
+        A false match rate below 0.333 (1 / 3) cannot be measured with 3 non-target trials...
+        >>> report.thresholds["tar@far0.01"]
+        0.8
+        >>> round(evaluate_trials(scores, same, folds=[0, 1, 2, 0, 1, 2])["accuracy"], 4)
         0.6667
     """
     normal_quantile(confidence)
