@@ -62,11 +62,7 @@ def open_heads(file: Path | RemoteFile) -> FileArrays:
 
 
 def array_axes(file: Path | RemoteFile) -> dict[str, int]:
-    """Return name -> number of axes, for each array or column of a file.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Return name -> number of axes, for each array or column of a file."""
     with naming_file(file):
         return {name: array.ndim for name, array in open_heads(file).items()}
 

@@ -57,8 +57,6 @@ class _CheckedArray(LazyArray):
     order are not checked.
 
     Args:
-        array: The mapped rows.
-        head_checksum: The checksum of the header.
         checksum: The expected checksum of header and rows.
     """
 
@@ -101,11 +99,7 @@ class _CheckedArray(LazyArray):
 
 
 class _CompressedArray(LazyArray):
-    """A compressed array of an archive, decompressed while it is read. Going back decompresses it from the beginning.
-
-    Raises:
-        FileError: It is a pickle, or in Fortran order.
-    """
+    """A compressed array of an archive, decompressed while it is read. Going back decompresses it from the beginning."""
 
     def __init__(self, file: Path, member: zipfile.ZipInfo) -> None:
         # zipfile closes the file together with the last stream.
