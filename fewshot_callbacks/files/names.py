@@ -83,11 +83,7 @@ def composed_form(name: str) -> str:
 def paths_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
     """Return the files that exist as a dictionary: path in the list -> path as spelt on the disk.
 
-    A list may use another form of Unicode, or another case in the ending.
-
-    Args:
-        files: Paths below a folder, as spelt in the list. A path elsewhere counts as missing.
-        top: The folder.
+    A list may use another form of Unicode, or another case in the ending. A path outside `top` counts as missing.
     """
 
     @functools.cache
