@@ -85,7 +85,7 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
-    """Return the values of an image; integers keep their type, all other numbers become float64."""
+    """Return an image's values; all but integers become float64."""
     if isinstance(image, Image.Image):
         image = _prepared(image)
     array = as_array(image)
@@ -102,7 +102,7 @@ def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
 
 
 def _prepared(image: Image.Image) -> Image.Image:
-    """Return an upright, opaque image in red, green and blue; values with more than 8 bits are unchanged."""
+    """Return an upright, opaque RGB image; values with more than 8 bits are unchanged."""
     if not has_known_range(image) or image.mode.startswith("I;16"):
         return upright(image)
     opaque = as_seen(image)
@@ -362,7 +362,7 @@ def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
 def _draw_neighbour(
     axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, size: float
 ) -> None:
-    """Draw a neighbour: its image, its label below, and a coloured badge with its rank next to its score."""
+    """Draw a neighbour with its label, rank and score."""
     look = RELEVANT_LOOK if neighbour.relevant else IRRELEVANT_LOOK
     _draw_picture(axes, neighbour.item, left, top, size)
     _draw_frame(axes, left, top, size, look.colour, look.dashes)
