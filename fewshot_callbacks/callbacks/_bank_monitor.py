@@ -25,7 +25,6 @@ class BankMonitor(CollectingMonitor):
     Args:
         bank: One of `allowed_banks`, a data set, a loader, or a function of the Trainer.
         similarity: How embeddings of steps and of training items are compared, to check that they are made alike.
-        prog_bar: Show the first value in the progress bar.
     """
 
     _takes_two_encoders = True

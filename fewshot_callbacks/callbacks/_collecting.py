@@ -60,12 +60,11 @@ class CollectingMonitor(EvaluationMonitor):
     """Measures the sets of each validation and test, and logs their values.
 
     Lightning's sanity check measures nothing, but a step without embeddings is an error there, too. An error of one
-    rank waits for the end of the epoch, because the other ranks would wait for this rank.
+    rank waits for the end of the epoch; otherwise the other ranks would wait for this rank.
 
     A subclass implements `_names` and `_measure_set`.
 
     Args:
-        gallery: See `RetrievalMonitor`; None if each item is a query against all others.
         keeps_items: Whether the items are needed at the end of the epoch. If not, `_see_batch` gets one batch at a
             time.
     """

@@ -20,7 +20,6 @@ from fewshot_callbacks.settings import NoFile
 
 # `best` is the last validation that was significantly better than the reference before it.
 Compare = Literal["best", "first"] | RetrievalReport | str | PathLike[str] | NoFile
-# entry of a checkpoint
 CHECKPOINT_ENTRY = "fewshot_callbacks_gains"
 
 

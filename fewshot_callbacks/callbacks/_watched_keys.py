@@ -74,7 +74,7 @@ def look_for_misspelt_keys(
 ) -> None:
     """Warn of monitored keys that nobody has logged yet, and that resemble the key of a monitor.
 
-    This is an error if the policy is strict and the key was not logged in the sanity check either.
+    This is an error if the policy is strict and the sanity check has run.
     """
     for key, name in {watcher.key: watcher.name for watcher in watchers(trainer)}.items():
         if key in known or key in (logged or ()):

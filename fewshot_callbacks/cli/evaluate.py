@@ -57,7 +57,6 @@ from fewshot_callbacks.settings import ReportDefaults
 from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import as_text, note, printable
 
-# The exit status if a requirement is not met.
 FAILED = 3
 # Bytes. J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28

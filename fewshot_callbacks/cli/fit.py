@@ -307,7 +307,10 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def command(arguments: Sequence[str]) -> FewshotCLI:
-    """Run `fit`, `validate` or `test`, and return the CLI with its trainer, model and datamodule."""
+    """Run `fit`, `validate` or `test`, and return the CLI.
+
+    A KeyboardInterrupt, also after SIGTERM, names the checkpoints of a fit.
+    """
     words = with_paths(["--help" if word == "--help=full" else word for word in arguments])
     earlier_words = sys.argv
     # LightningCLI reads `sys.argv`, and starts further processes with it.

@@ -262,7 +262,7 @@ def _memory(plan: EvaluationPlan, memory_mb: float | None) -> tuple[str, str]:
 
 def _embeddings(plan: EvaluationPlan, sizes: Sizes, place: str) -> tuple[str, str]:
     """Return the bytes of the embeddings, and a description. One set counts once."""
-    if sizes.gallery is None:  # one set
+    if sizes.gallery is None:
         meaning = f"one set, both queries and gallery, in {sizes.dtype}{place}"
         return _bytes(plan.gallery_bytes), meaning
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"

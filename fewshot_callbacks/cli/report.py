@@ -25,7 +25,6 @@ from fewshot_callbacks.report.items import find_images
 from fewshot_callbacks.system.terminal import as_text, note, printable
 from fewshot_callbacks.system.words import counted
 
-# The default of `-o`.
 UNNAMED = Path("report.html")
 
 

@@ -64,7 +64,6 @@ class StoredSets:
     """The queries and the gallery of a file of embeddings; only queries if it has one set.
 
     Args:
-        file: The file, a folder or a glob.
         arrays: Argument of `evaluate_retrieval` -> a NumPy array, (items,) or (items, labels), never a list. Paths are
             called `query_paths` and `gallery_paths`. Missing arrays are not keys. Vectors, (items, dim), may be rows on
             disk.

@@ -250,9 +250,6 @@ def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequ
     is a link to a folder that contains the link, which would never end. System files and folders are skipped. `endings`
     are in lower case.
 
-    Returns:
-        The images of each folder, and the numbers of skipped files.
-
     Raises:
         ValueError: If a folder or an image is reached twice; the message names both paths.
         OSError: If a folder cannot be read.

@@ -56,9 +56,6 @@ def readable(text: object) -> str:
     no font has any of the characters, the line consists of their code points, so that labels still differ. A text of more
     than `MAX_TEXT` characters loses its middle.
 
-    Args:
-        text: A label, a name or any other value, converted by `str`.
-
     Examples:
         >>> readable("two\nlines"), readable("price $5"), readable("cat \U00013000"), readable("\U00013000")
         ('two lines', 'price \\$5', 'cat □', 'U+13000')
@@ -92,10 +89,7 @@ def shorten_readable(line: str, width: float, size: float) -> str:
 
     Use this function for a line that joins several results of `readable`.
 
-    Args:
-        line: A result of `readable`, or several results in one line.
-        width: The largest width, in inches.
-        size: The font size, in points.
+    `width` is in inches, `size` in points.
 
     Examples:
         >>> shorten_readable(f"{readable('price $5')}: 0.25", 2.0, 8)
