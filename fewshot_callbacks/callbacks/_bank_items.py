@@ -402,8 +402,8 @@ def _preserved_generators(loader: DataLoader[Any]) -> Iterator[None]:
 def labels_in(dataset: Any, call: str) -> Any:
     """Return the label of each item of a data set without reading an item; None if it has no labels.
 
-    Labels are the attribute `labels` or `targets`; the labels inside a `Subset` or a `ConcatDataset`; the last tensor
-    of a `TensorDataset`, if it has integers; or a column of a `Table` with such a name.
+    Labels are the attribute `labels` or `targets`, also inside a `Subset` or a `ConcatDataset`; the last tensor of a
+    `TensorDataset`, if it has integers; or such a column of a `Table`.
     """
     for name in ("labels", "targets"):
         if getattr(dataset, name, None) is not None:

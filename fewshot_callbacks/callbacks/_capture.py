@@ -41,9 +41,9 @@ class CapturedCall(NamedTuple):
 class Capture:
     """Keeps copies of a submodule's outputs, from `start` to `stop`, while a step of the module runs.
 
-    The forward hook is on the submodule only in this time, so the module can be copied, pickled, scripted or exported
-    between batches without it. Compiled code runs only hooks that existed when it was compiled, so in a compiled module
-    the hook stays from `attach` to `detach`.
+    The forward hook exists only in this time, so the module can be copied, pickled, scripted or exported between
+    batches. Compiled code runs only hooks that existed when it was compiled, so there the hook stays from `attach` to
+    `detach`.
 
     It ignores calls outside a step, and calls while autograd runs, as in activation checkpointing. It drops calls from
     before the step ran again or the weights changed, as in a closure of L-BFGS.

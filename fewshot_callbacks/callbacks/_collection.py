@@ -127,19 +127,20 @@ class Collection:
     The first monitor with this source creates it in its setup. Each monitor calls, in this order:
 
         join         in `setup`, once in a run. All members join before the first validation.
-        begin at the start of the epoch. *Collective*. The first member drops what an interrupted validation has left,
-                     so nothing is in memory until the first step.
+        begin        at the start of the epoch. *Collective*. The first member drops what an interrupted validation has
+                     left, so nothing is in memory until the first step.
         expect       before a step of a loader that the monitor reads. The submodule's output is captured from now on.
-        read after that step. The first member reads the batch and appends it to the store of its side; the others
-                     get the same `Batch`. An error waits: see `failures`.
-        agree at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes then
-                     know the same about labels and encoders.
-        dealing for each side of a set, before its first shard. *Collective*. It finds out whether repeated items are
-                     known.
-        shard for each side of a set. *Collective*. The first member joins the batches of the side, which are then
-                     stored once, as a shard.
-        done_with after a set, for the sides that the member no longer needs. Shards that no member needs are dropped.
-        finish at the end of the epoch. The last member drops everything.
+        read         after that step. The first member reads the batch and appends it to the store of its side; the
+                     others get the same `Batch`. An error waits: see `failures`.
+        agree        at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes
+                     then know the same about labels and encoders.
+        dealing      for each side of a set, before its first shard. *Collective*. It finds out whether repeated items
+                     are known.
+        shard        for each side of a set. *Collective*. The first member joins the batches of the side, which are
+                     then stored once, as a shard.
+        done_with    after a set, for the sides that the member no longer needs. Shards that no member needs are
+                     dropped.
+        finish       at the end of the epoch. The last member drops everything.
 
     From `agree` to `finish` the members take turns: the second begins after the first has finished. In the sanity
     check, and if a validation is not measured, `finish` follows `failures`. `close`, at the end of the run or after an

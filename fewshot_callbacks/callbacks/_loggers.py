@@ -29,11 +29,11 @@ Drawing = Figure | Callable[[], Figure]
 def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy) -> None:
     """Send figures to every logger of a Trainer. Only the first rank draws.
 
-    A logger shows figures if it has a method `log_image(key, images, step)` or a TensorBoard writer, or is Lightning's
-    logger for MLflow, Comet or LitLogger. If a logger cannot show a figure (`CSVLogger`), raises an error, or does not
-    exist, the figure is written to `pictures/<name>/step=<step>.png` in the folder of the run. It only replaces files
-    that this package has written. An error never ends the run. All characters in names but letters, digits, `_`, `-`,
-    `.`, spaces and slashes become `_`, because some logger refuses them.
+    A logger shows figures with `log_image(key, images, step)`, with a TensorBoard writer, or as Lightning's logger for
+    MLflow, Comet or LitLogger. If it cannot (`CSVLogger`), fails, or does not exist, a figure is written to
+    `pictures/<name>/step=<step>.png` in the folder of the run. It only replaces files that this package has written. An
+    error never ends the run. All characters in names but letters, digits, `_`, `-`, `.`, spaces and slashes become `_`,
+    because some logger refuses them.
     """
     if not trainer.is_global_zero:
         return

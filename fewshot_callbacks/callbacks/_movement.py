@@ -107,9 +107,8 @@ class MovementOfSet:
         Another module starts anew.
 
         Returns:
-            Name -> value, and a warning if nothing has moved or nothing is left. Without anything to compare with, they
-            are empty and None: at the first validation, with other items, and without an optimiser step since the
-            previous validation.
+            Name -> value, and a warning if nothing has moved or nothing is left. They are empty and None at the first
+            validation, with other items, and without an optimiser step in between.
         """
         first = self._first
         previous = self._previous

@@ -306,9 +306,8 @@ def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
 def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles: Mapping[str, str]) -> Figure:
     """Return a figure with a panel for each of `PANELS`. A line is the mean over the seeds of a method.
 
-    A band shows its 95 % interval. Values of training batches are smoothed seed by seed. With a single seed, thin lines
-    show the values before smoothing. `methods` maps each method to the curves of each of its seeds, and `titles` to its
-    name in the legend.
+    A band shows its 95 % interval. Values of training batches are smoothed per seed; a single seed also has a thin line
+    without smoothing. `methods` maps a method to the curves of each seed, `titles` to its name.
     """
     figure = new_figure(4.6)
     panels = figure.subplots(2, 2, sharex=True)

@@ -117,8 +117,8 @@ def open_shards(listed: ListedShards, requests: Sequence[Mapping[str, Any]], pro
     """Return the shards of each request. Each process opens only its own files if possible. *Collective*.
 
     All processes open all files if there are fewer files than processes, if a process would have many more queries than
-    the others, or if all files must be read to find out whether they are compatible. `requests` are arguments of
-    `Shards`. The first has the column `is_gallery`, if there is one.
+    the others, or if only all files show whether they are compatible. `requests` are arguments of `Shards`. The first
+    has the column `is_gallery`, if there is one.
     """
     if 1 < processes.count <= len(listed.files):
         parts = [_open_part(listed, request, processes) for request in requests]

@@ -94,10 +94,9 @@ def script_of(character: str) -> str:
 def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
     """Return drawings of every character that at least `min_faces` faces contain, light on dark, centred by the ink.
 
-    All characters have the same scale (em = 3/4 of the image), so that o and O differ. Only characters that do not fit
-    are drawn smaller. Three kinds of drawings are left out: characters without ink (spaces, control characters, lone
-    combining marks), missing-glyph boxes, and look-alikes. Drawing takes a few seconds, with a progress bar if standard
-    error is a terminal.
+    All characters have the same scale (em = 3/4 of the image), so that o and O differ; only characters that do not fit
+    are smaller. Characters without ink (spaces, control characters, lone combining marks), missing-glyph boxes and
+    look-alikes are left out. Drawing takes a few seconds.
     """
     fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
     files = [fonts / f"{face}.ttf" for face in FACES]

@@ -58,8 +58,8 @@ def read_image(file: str | Path, longest: int | None = None, background: str = "
 def as_seen(image: Image.Image, background: str = "white") -> Image.Image:
     """Return an image as a viewer shows it: upright, opaque, with 8 bits per channel.
 
-    Pillow leaves all three to its users. `convert("RGB")` drops the alpha channel, which makes a black square of every
-    black logo. It also clips 16-bit greys at 255, which makes nearly every scan white. The given image is not changed.
+    `convert("RGB")` alone would make a black square of a black logo with an alpha channel, and clip 16-bit greys at
+    255. The given image is not changed.
     """
     image.load()  # some formats store their tags after the pixels
     return _turned(_opaque(to_8_bits(image), background), orientation_of(image))
@@ -246,9 +246,8 @@ def list_folders(folder: Path, of_systems: Counter[str] | None = None) -> list[P
 def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> ImageListing:
     """Return the images below folders, in the order of torchvision's ImageFolder.
 
-    Links are followed. A folder or an image that is reached twice is an error, since its images would count twice. So
-    is a link to a folder that contains the link, which would never end. System files and folders are skipped. `endings`
-    are in lower case.
+    Links are followed. A folder or an image that is reached twice is an error, also by a link to a folder that contains
+    the link. System files and folders are skipped. `endings` are in lower case.
 
     Raises:
         ValueError: If a folder or an image is reached twice; the message names both paths.

@@ -75,7 +75,7 @@ def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
 def composed_form(name: str) -> str:
     """Return a name in the composed form of Unicode.
 
-    macOS writes é as an e and an accent, other systems as one letter. Archives and lists keep either form.
+    macOS writes é as an e and an accent, other systems as one letter.
     """
     return unicodedata.normalize("NFC", name)
 

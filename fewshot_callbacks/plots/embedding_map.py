@@ -141,8 +141,8 @@ def project(
 def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
     """Return the first two principal components and their fractions of the variance.
 
-    The sign of a component is chosen so that its farthest item has a positive coordinate. If the variance is zero, all
-    coordinates are 0 and the fractions are None.
+    The farthest item of a component has a positive coordinate. Without variance all coordinates are 0 and the fractions
+    None.
     """
     points = np.zeros((len(vectors), 2))
     if not vectors.size:

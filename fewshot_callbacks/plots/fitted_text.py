@@ -52,9 +52,9 @@ ROUNDING = 1.03
 def readable(text: object) -> str:
     r"""Return a value as one line of drawable characters, in which a dollar sign does not start a formula.
 
-    Any run of white space becomes one space, and invisible characters are dropped. A character without a glyph becomes □. If
-    no font has any of the characters, the line consists of their code points, so that labels still differ. A text of more
-    than `MAX_TEXT` characters loses its middle.
+    White space becomes one space, and invisible characters are dropped. A character without a glyph becomes □; if all
+    are, the line consists of code points, so that labels still differ. A text of more than `MAX_TEXT` characters loses
+    its middle.
 
     Examples:
         >>> readable("two\nlines"), readable("price $5"), readable("cat \U00013000"), readable("\U00013000")

@@ -151,7 +151,7 @@ def _stretched(values: Float[np.ndarray, "height width channels"]) -> Float[np.n
 def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -> Float[np.ndarray, "..."]:
     """Return the image reduced by an integer factor, so that no side is longer than `longest`.
 
-    Each value is the mean of a square of pixels. Pixels at the right and lower edge that do not fill a square are dropped.
+    Each value is the mean of a square of pixels. Incomplete squares at the right and lower edge are dropped.
     """
     height, width, channels = values.shape
     step = -(-max(height, width) // longest)  # rounded up

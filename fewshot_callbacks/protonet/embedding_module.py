@@ -36,9 +36,9 @@ def embed_in_pieces(
     """Return the embeddings of a batch; the graph of only one piece at a time is in memory.
 
     Each piece is embedded without a graph. The backward pass embeds it again with a graph, once the gradient with
-    respect to its embeddings is known. PyTorch's random state and autocast are the same both times. The second pass
-    does not change buffers, such as the running statistics of batch norm. A piece has at most `size` images. `module`
-    has the buffers that `embed` may change.
+    respect to its embeddings is known. Random state and autocast are the same both times. The second pass does not
+    change buffers, such as those of batch norm. A piece has at most `size` images. `module` has the buffers that
+    `embed` may change.
 
     References:
         Revaud, Almazan, Rezende, de Souza, "Learning with Average Precision: Training Image Retrieval with a Listwise

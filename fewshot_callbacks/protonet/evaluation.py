@@ -36,8 +36,8 @@ def query_hits(
 ) -> Float[Tensor, "*episodes query"]:
     """Return the score of each query: 1 if its class has the largest logit, 0 if not, 1/k if it ties with k - 1 classes.
 
-    Because ties are shared, a collapsed model, which maps all images to one point, has chance accuracy for any order of
-    the classes. The score is NaN if a logit is NaN. Larger logits are closer. The targets are the same in all episodes.
+    Because ties are shared, a collapsed model has chance accuracy. The score is NaN if a logit is NaN. Larger logits
+    are closer. The targets are the same in all episodes.
 
     Examples:
         >>> import torch

@@ -397,8 +397,8 @@ def _find_duplicates(
 ) -> list[Duplicates]:
     """Return near duplicates in the searched set, between queries and gallery, and with training items.
 
-    If a query and a gallery item have the same id, they are one item and not a duplicate. If an evaluated item and a
-    training item have the same id, they are a duplicate.
+    A query and a gallery item with the same id are one item; an evaluated item and a training item with the same id are
+    duplicates.
     """
     if not settings.duplicates:
         return []

@@ -44,8 +44,8 @@ _OTHER = np.dtype("U1")
 def open_heads(file: Path | RemoteFile) -> FileArrays:
     """Return the arrays of a file by name. The arrays of a remote file have shapes and types, but no content.
 
-    A remote Arrow stream is fetched completely, because it has no index. The first batch of a remote Arrow file is read,
-    because only the batch contains the dim of a list column.
+    A remote Arrow stream is fetched completely, because it has no index. For a remote Arrow file, the first batch
+    is read, because only it contains the dim of a list column.
     """
     if isinstance(file, Path):
         return FORMATS[file.suffix.lower()](file)

@@ -53,8 +53,7 @@ def _open_stored(stream: Stream, member: zipfile.ZipInfo) -> FileArray:
 class _CheckedArray(LazyArray):
     """A memory-mapped array of an archive, with a check of its checksum.
 
-    Reading all rows in order, as an evaluation does, computes the checksum without reading twice. Rows that are read out of
-    order are not checked.
+    Only rows that are read in order are checked.
 
     Args:
         checksum: The expected checksum of header and rows.

@@ -73,8 +73,7 @@ class ListedShards(NamedTuple):
     def part(self, rank: int, count: int) -> ListedShards:
         """Return the consecutive files of process `rank`. Processes get about equally many bytes.
 
-        Each process gets at least one file, so `count`, the number of processes, is at most the number of files. The notes
-        are not divided.
+        `count`, the number of processes, is at most the number of files. The notes are not divided.
         """
         sizes = [size for size in self.sizes() if size is not None]
         if len(sizes) < len(self.files):

@@ -140,8 +140,8 @@ class StoredRows:
 class _Blocks:
     """Memory for chunks. A block is reused when no tensor refers to it any more.
 
-    The C allocator would place small arrays in the freed block of a chunk. The next chunk would not fit there, and the
-    process would grow by nearly the size of the file.
+    Otherwise the C allocator would place small arrays in a freed chunk, and the process would grow by nearly the size
+    of the file.
     """
 
     def __init__(self) -> None:
