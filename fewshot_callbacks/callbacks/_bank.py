@@ -20,12 +20,10 @@ from fewshot_callbacks.trainer.weights import weight_fingerprints
 class Bank:
     """Training items with their embeddings in one validation.
 
-    They are embedded after its first batch, with the weights of its steps. The end of the epoch would be too late: a
-    callback that averages weights exchanges them only for the steps, and may have restored them by then.
+    They are embedded after its first batch, with the weights of its steps: a callback that averages weights may have
+    restored the original weights by the end of the epoch.
 
     Args:
-        items: The items.
-        embedder: Embeds them.
         groups: Entry of a batch with the group of each item; None without groups.
     """
 
@@ -69,7 +67,7 @@ class Bank:
         return self._store is not None or self._shard is not None or self._error is not None
 
     def after_first_batch(self, trainer: Trainer, loader: int) -> bool:
-        """Embed the items after the first batch of the first loader. For later loaders, check the weights.
+        """Embed the items after the first batch of the first loader; check the weights for later loaders.
 
         Returns:
             Whether the weights of this loader's steps are the weights of the items. `check` raises an error in the
@@ -112,15 +110,7 @@ class Bank:
     def compare(self, trainer: Trainer, loader: int, batch: Any, embeddings: Tensor, similarity: Similarity) -> None:
         """Check once for each loader that training items are embedded in the same way as in its steps.
 
-        Args:
-            trainer: The Trainer.
-            loader: Index of the loader.
-            batch: Its first batch.
-            embeddings: The step's embeddings of this batch.
-            similarity: How embeddings are compared; the cosine ignores their length.
-
-        Raises:
-            UsageError: If the embeddings differ by more than rounding.
+        The cosine ignores the length of embeddings.
         """
         key = (similarity, loader)
         if key not in self._comparisons:

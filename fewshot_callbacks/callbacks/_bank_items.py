@@ -59,16 +59,7 @@ BankWord = Literal["train", "gallery", "self"]
 
 
 def data_of_bank(bank: BankWord | BankData, words: Sequence[str], owner: str) -> BankData | None:
-    """Return the data of a bank; None for a word.
-
-    Args:
-        bank: The argument of a monitor.
-        words: The words that the monitor accepts.
-        owner: Name of the monitor, for messages.
-
-    Raises:
-        ValueError: If `bank` is another word.
-    """
+    """Return the data of a bank; None for a word."""
     if not isinstance(bank, str):
         return bank
     if bank not in words:
@@ -106,15 +97,14 @@ class _Batches(NamedTuple):
 
 @dataclass(eq=False)
 class BankItems:
-    """The items of a bank. The loader's content is found once in a run.
+    """The items of a bank, found once in a run.
 
-    With several processes each batch is embedded by one of them. All processes embed the same number of batches,
-    because the forward pass of a sharded module is collective. An index that the sampler gives twice is embedded once.
+    Each batch is embedded by one process. All processes embed the same number of batches, because the forward pass of a
+    sharded module is collective. An index that the sampler gives twice is embedded once.
 
     Args:
         data: A data set, a loader, or a function of the Trainer that returns either; None for the training set, with
             evaluation transforms, of the Trainer's data module.
-        owner: Name of the callback, for messages.
         draw: The sample that is drawn; None for all items.
     """
 
@@ -142,7 +132,7 @@ class BankItems:
     def prepare(self, trainer: Trainer) -> None:
         """Find the batches of this process, once in a run. *Collective*.
 
-        `embedded` raises an error of any process, in all processes.
+        `embedded` raises an error of any process in all processes.
         """
         if self._batches is not None or self._error is not None:
             return
@@ -167,11 +157,7 @@ class BankItems:
             self._batches = self._dealt(loader, _united([entries_of_rank or [] for entries_of_rank, _ in by_rank]))
 
     def _find_loader(self, trainer: Trainer) -> Any:
-        """Return the user's loader, or a loader for the user's data set.
-
-        Raises:
-            UsageError: If there is no data, or it is neither a data set nor a loader.
-        """
+        """Return the user's loader, or a loader for the user's data set."""
         data: Any = self.data
         if data is None:
             make_data = getattr(getattr(trainer, "datamodule", None), "training_data_for_evaluation", None)
@@ -194,11 +180,7 @@ class BankItems:
         )
 
     def _entries(self, loader: Any) -> list[Any] | None:
-        """Return the sampler's indices of each batch; None for a stream.
-
-        Raises:
-            UsageError: If classes should be drawn from a stream.
-        """
+        """Return the sampler's indices of each batch; None for a stream."""
         if _is_stream(loader):
             if self.draw is not None:
                 # `_find_loader` may have wrapped the user's stream.
@@ -222,11 +204,7 @@ class BankItems:
         return [sample[start : start + size] for start in range(0, len(sample), size)]
 
     def _labels_of(self, dataset: Any) -> Labels:
-        """Return the label of each item of a data set.
-
-        Raises:
-            UsageError: If the data set has no labels, or not one for each item.
-        """
+        """Return the label of each item of a data set."""
         call = f"{self.owner}(bank=...)"
         try:
             labels = labels_in(dataset, call)
@@ -254,15 +232,7 @@ class BankItems:
     ) -> EmbeddingStore:
         """Return the embeddings of this process's batches, in evaluation mode.
 
-        In the sanity check one batch is embedded and dropped, so the store stays empty.
-
-        Args:
-            trainer: The Trainer.
-            embed: Embeds a batch.
-            groups: Entry of a batch with the group of each item; None reads no groups.
-
-        Raises:
-            UsageError: If `prepare` failed, or in the sanity check, if a batch cannot be read or embedded.
+        The sanity check embeds one batch and drops it.
         """
         if self._error is not None:
             raise self._error
@@ -353,11 +323,7 @@ def _is_stream(loader: Any) -> bool:
 
 
 def _listed(loader: DataLoader[Any], owner: str) -> list[Any]:
-    """Return what the sampler of a loader gives in one pass.
-
-    Raises:
-        UsageError: If the pass does not end.
-    """
+    """Return what the sampler of a loader gives in one pass."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     # A sampler may repeat items, and its length may be an estimate. It counts as endless if it gives more than ten times
     # as many indices as items, and more than its length. The constant is for small data sets.
@@ -436,15 +402,8 @@ def _preserved_generators(loader: DataLoader[Any]) -> Iterator[None]:
 def labels_in(dataset: Any, call: str) -> Any:
     """Return the label of each item of a data set without reading an item; None if it has no labels.
 
-    Labels are the attribute `labels` or `targets`; the labels inside a `Subset` or a `ConcatDataset`; the last tensor
-    of a `TensorDataset`, if it has integers; or a column of a `Table` with such a name.
-
-    Args:
-        dataset: The data set.
-        call: The callback and its argument, for messages.
-
-    Raises:
-        ValueError: If the labels of a `Subset` or of a part are invalid.
+    Labels are the attribute `labels` or `targets`, also inside a `Subset` or a `ConcatDataset`; the last tensor of a
+    `TensorDataset`, if it has integers; or such a column of a `Table`.
     """
     for name in ("labels", "targets"):
         if getattr(dataset, name, None) is not None:

@@ -24,19 +24,7 @@ class BankMonitor(CollectingMonitor):
 
     Args:
         bank: One of `allowed_banks`, a data set, a loader, or a function of the Trainer.
-        allowed_banks: The accepted words.
         similarity: How embeddings of steps and of training items are compared, to check that they are made alike.
-        source: See `RetrievalMonitor`, as for the next five arguments.
-        gallery: Where the gallery is.
-        loaders: The measured loaders.
-        name: Part of the keys.
-        prog_bar: Show the first value in the progress bar.
-        strict: Which errors end the run.
-        groups: Entries of the step's output or of the batch with the group of each item; None without groups.
-        takes_targets: Whether labels may be regression targets.
-
-    Raises:
-        ValueError: If `bank` is another word.
     """
 
     _takes_two_encoders = True
@@ -90,11 +78,7 @@ class BankMonitor(CollectingMonitor):
             self._training_bank.compare(trainer, loader, batch, read.embeddings, self.similarity)
 
     def _bank_shard(self, trainer: Trainer, sides: Sequence[Side]) -> Shard | None:
-        """Return this process's part of the bank, with groups; None if the set is its own bank. *Collective*.
-
-        Raises:
-            UsageError: If there are two encoders, because either could embed the training items.
-        """
+        """Return this process's part of the bank, with groups; None if the set is its own bank. *Collective*."""
         if self._training_bank is None:
             return self._shard(sides[1]) if self.bank == "gallery" and len(sides) > 1 else None
         if self._collection.has_two_encoders:

@@ -21,7 +21,7 @@ LABEL_NAMES = ("label", "labels", "target", "targets", "class", "classes", "y")
 
 
 def read_flag(entry: Entry, outputs: Any, batch: Any, items: int, owner: str, views: int = 1, hint: str = "") -> Tensor:
-    """Return the mask of the embeddings of a batch that are in the gallery, (items,) on the CPU.
+    """Return the mask of a batch's gallery items, (items,) on the CPU.
 
     With several views of each item, the batch may have one flag for each item.
     """
@@ -44,19 +44,10 @@ def read_flag(entry: Entry, outputs: Any, batch: Any, items: int, owner: str, vi
 def read_names(
     argument: str, entries: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
 ) -> Labels:
-    """Return an id or a group for each embedding of a batch, on the CPU. Two are equal if all their entries are equal.
+    """Return an id or a group for each embedding, on the CPU. Two are equal if all their entries are equal.
 
-    Args:
-        argument: Name of the monitor's argument, for messages. With `ids`, each view of an item gets its own id.
-        entries: One entry, or several that together make the id or group.
-        outputs: The step's output.
-        batch: The batch.
-        items: Number of embeddings.
-        owner: Name of the callback, for messages.
-        views: Number of views of each item. The batch may then have one value for each item.
-
-    Raises:
-        UsageError: If there is no such entry, or it does not have an integer or a string for each embedding.
+    With the argument `ids`, each view of an item gets its own id. A batch with several views may have one value for
+    each item.
     """
     entry_list = [entries] if isinstance(entries, str | int) or callable(entries) else entries
     columns = [read_entry(argument, entry, outputs, batch, owner) for entry in entry_list]
@@ -84,11 +75,7 @@ def read_names(
 
 
 def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str, hint: str = "") -> Any:
-    """Return an entry of the step's output or of the batch, or the result of a function of both.
-
-    Raises:
-        UsageError: If there is no such entry.
-    """
+    """Return an entry of the step's output or the batch, or a function's result."""
     if callable(entry):
         return entry(outputs, batch)
     if isinstance(entry, int):
@@ -109,7 +96,7 @@ def read_entry(argument: str, entry: Entry, outputs: Any, batch: Any, owner: str
 
 
 def entry_of_labels(batch: Any, ids: Any = None) -> Any:
-    """Return the key or position in a batch that probably has the labels, not the ids; otherwise a guess."""
+    """Return the key or position in a batch that probably has the labels; otherwise a guess."""
     if isinstance(batch, Mapping):
         entries: dict[Any, Any] = dict(batch)
         fallback: Any = "key"

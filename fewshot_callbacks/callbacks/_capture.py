@@ -21,7 +21,7 @@ _HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
 
 @contextmanager
 def hooks_ignored() -> Iterator[None]:
-    """Make every `Capture` ignore calls of submodules inside the block, because they do not belong to a step."""
+    """Make every `Capture` ignore calls inside the block, which do not belong to a step."""
     token = _HOOKS_IGNORED.set(True)
     try:
         yield
@@ -41,12 +41,12 @@ class CapturedCall(NamedTuple):
 class Capture:
     """Keeps copies of a submodule's outputs, from `start` to `stop`, while a step of the module runs.
 
-    The forward hook is on the submodule only in this time, so the module can be copied, pickled, scripted or exported
-    between batches without it. Compiled code runs only hooks that existed when it was compiled, so in a compiled module
-    the hook stays from `attach` to `detach`.
+    The forward hook exists only in this time, so the module can be copied, pickled, scripted or exported between
+    batches. Compiled code runs only hooks that existed when it was compiled, so there the hook stays from `attach` to
+    `detach`.
 
-    It ignores calls outside a step, for instance of another callback, and calls while autograd runs, as in activation
-    checkpointing. It drops calls from before the step ran again or the weights changed, as in a closure of L-BFGS.
+    It ignores calls outside a step, and calls while autograd runs, as in activation checkpointing. It drops calls from
+    before the step ran again or the weights changed, as in a closure of L-BFGS.
 
     Args:
         read: Returns the part of an output that is kept.
@@ -67,11 +67,7 @@ class Capture:
         self._changes = 0
 
     def attach(self, module: LightningModule, name: str, *, is_compiled: bool) -> None:
-        """Remember the submodule.
-
-        Raises:
-            RuntimeError: If it does not run hooks, like a TorchScript module.
-        """
+        """Remember the submodule."""
         submodule = module.get_submodule(name)
         if submodule is self._submodule and module is self._module:
             return

@@ -59,28 +59,14 @@ from fewshot_callbacks.trainer.lightning import LightningModule, Trainer, rank_z
 class CollectingMonitor(EvaluationMonitor):
     """Measures the sets of each validation and test, and logs their values.
 
-    Nothing is measured in Lightning's sanity check, but a step without embeddings is an error there, too. An error of
-    one rank waits for the end of the epoch, when all ranks learn of it together. Otherwise the others would wait for
-    this rank.
+    Lightning's sanity check measures nothing, but a step without embeddings is an error there, too. An error of one
+    rank waits for the end of the epoch; otherwise the other ranks would wait for this rank.
 
     A subclass implements `_names` and `_measure_set`.
 
     Args:
-        source: An `EmbeddingSource`, or one of the forms of its `source`.
-        gallery: See `RetrievalMonitor`; None if each item is a query against all others.
-        loaders: See `RetrievalMonitor`.
-        name: See `RetrievalMonitor`.
-        prog_bar: Show the first of the values in the progress bar.
-        strict: See `FailurePolicy`.
-        columns: Other values that are read for each item.
-        groups: Entries with the group of each item; None without groups.
-        needs_labels: Whether nothing can be measured without labels.
-        takes_targets: Whether labels may be regression targets.
         keeps_items: Whether the items are needed at the end of the epoch. If not, `_see_batch` gets one batch at a
             time.
-
-    Raises:
-        ValueError: If the source has an unknown form, or `name` or `loaders` is empty.
     """
 
     # whether items may have several labels each, and whether steps may give the embeddings of two encoders
@@ -146,17 +132,14 @@ class CollectingMonitor(EvaluationMonitor):
     def _measure_set(self, trainer: Trainer, set_name: str, measured_set: MeasuredSet) -> Mapping[str, float]:
         """Return name -> value for a set, the same in every process. *Collective*.
 
-        Args:
-            trainer: The Trainer.
-            set_name: First part and end of the keys, such as `val/t2i`, for messages.
-            measured_set: The set.
+        `set_name` is the first part and the end of the keys, such as `val/t2i`.
         """
 
     def _see_batch(self, trainer: Trainer, loader: int, read: Batch, batch: Any) -> None:
         """Process a batch. An error counts for its loader. By default, do nothing."""
 
     def _clear(self) -> None:
-        """Reset this monitor's own state: before and after each validation, and at the end of a run."""
+        """Reset this monitor's own state, around each validation and after a run."""
         # errors of this rank in `_see_batch`, by loader
         self._own_errors: dict[int, Exception] = {}
         # indices of the loaders to read, which are found at the start of a validation
@@ -174,11 +157,7 @@ class CollectingMonitor(EvaluationMonitor):
         return True
 
     def _check(self, trainer: Trainer) -> None:
-        """Check at the end of an epoch what may fail on only one rank. Not collective.
-
-        Raises:
-            UsageError: If this monitor cannot measure this gallery, these labels or these encoders.
-        """
+        """Check at the end of an epoch what may fail on only one rank. Not collective."""
         collection = self._collection
         owner = self._policy.owner
         if collection.has_two_encoders and not self._takes_two_encoders:
@@ -197,11 +176,7 @@ class CollectingMonitor(EvaluationMonitor):
     # -------------------------------------------------------------------------------------------------------------- hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: join the collection of the first monitor with the same source.
-
-        Raises:
-            ValueError: If another monitor of this kind would log under the same keys.
-        """
+        """Begin a run: join the collection of the first monitor with the same source."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, CollectingMonitor)]
         sharing = [monitor for monitor in monitors if monitor.source == self.source]
@@ -232,11 +207,7 @@ class CollectingMonitor(EvaluationMonitor):
                 return
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the hook to the submodule that embeddings come from. The module now has its layers.
-
-        Raises:
-            UsageError: If the submodule does not exist.
-        """
+        """Add the hook to the submodule that embeddings come from, which now has its layers."""
         self._collection.attach(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -256,11 +227,7 @@ class CollectingMonitor(EvaluationMonitor):
     on_exception = teardown  # type: ignore[assignment] # Lightning passes the exception by its place
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a new set.
-
-        Raises:
-            UsageError: If a loader that the settings name does not exist.
-        """
+        """Begin a new set."""
         # Check before the first batch, because a validation may be long.
         with self._policy.handling(f"What {self._policy.owner} logs is NaN."):
             self._check_loaders(trainer)
@@ -337,21 +304,13 @@ class CollectingMonitor(EvaluationMonitor):
         return self._training_bank is not None
 
     def _see_weights(self, trainer: Trainer, loader: int) -> None:
-        """Embed the bank after the first batch of a loader.
-
-        Raises:
-            UsageError: If the weights differ from the steps of another loader.
-        """
+        """Embed the bank after the first batch of a loader."""
         assert self._training_bank is not None
         if not self._training_bank.after_first_batch(trainer, loader):
             raise changed_weights(self._policy.owner, self._remedy_for_weights)
 
     def _check_bank(self, trainer: Trainer, has_failed: bool) -> None:
-        """Embed the training items if this rank had no batch, and raise a deferred error.
-
-        Raises:
-            UsageError: If the weights may differ from other ranks' steps.
-        """
+        """Embed the training items if this rank had no batch, and raise a deferred error."""
         if not self._needs_bank(trainer):
             return
         assert self._training_bank is not None
@@ -424,7 +383,7 @@ class CollectingMonitor(EvaluationMonitor):
         return shard if self._groups is None else shard._replace(groups=shard.columns[self._groups])
 
     def _warn_of_repeats(self, side: Side) -> None:
-        """Warn if several processes may have seen the same items, and there are no ids. *Collective*."""
+        """Warn if several processes may have seen the same items without ids. *Collective*."""
         dealing = self._collection.dealing(side)
         if dealing.reason is None or self.source.ids is not None:
             return
@@ -461,7 +420,7 @@ class CollectingMonitor(EvaluationMonitor):
     def _awaited(self, trainer: Trainer, measured_set: MeasuredSet, names: Iterable[str]) -> list[str]:
         """Return the names that a checkpoint or a scheduler monitors.
 
-        They are logged as NaN if they have no value, because a missing key would end the run.
+        A missing key would end the run, so they are logged as NaN.
         """
         watched = {watcher.key for watcher in watchers(trainer)}
         prefix = self._key(stage_of(trainer), measured_set.direction)

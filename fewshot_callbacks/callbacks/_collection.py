@@ -57,7 +57,6 @@ class Member:
     """What one monitor needs from a collection. Members are compared by identity.
 
     Args:
-        owner: Name of the monitor, for messages.
         columns: Other values that are read for each item.
         needs_labels: Whether nothing can be measured without labels.
         takes_targets: Whether labels may be regression targets.
@@ -99,7 +98,7 @@ class _Step:
 
 @dataclass
 class _Errors:
-    """Errors of this process. They wait for the end of the epoch; otherwise other processes would hang."""
+    """Errors of this process, raised at the end of the epoch so that other processes do not hang."""
 
     by_loader: dict[int, Exception] = field(default_factory=dict)
     """loader -> error for all members"""
@@ -128,27 +127,24 @@ class Collection:
     The first monitor with this source creates it in its setup. Each monitor calls, in this order:
 
         join         in `setup`, once in a run. All members join before the first validation.
-        begin at the start of the epoch. *Collective*. The first member drops what an interrupted validation has left,
-                     so nothing is in memory until the first step.
+        begin        at the start of the epoch. *Collective*. The first member drops what an interrupted validation has
+                     left, so nothing is in memory until the first step.
         expect       before a step of a loader that the monitor reads. The submodule's output is captured from now on.
-        read after that step. The first member reads the batch and appends it to the store of its side; the others
-                     get the same `Batch`. An error waits: see `failures`.
-        agree at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes then
-                     know the same about labels and encoders.
-        dealing for each side of a set, before its first shard. *Collective*. It finds out whether repeated items are
-                     known.
-        shard for each side of a set. *Collective*. The first member joins the batches of the side, which are then
-                     stored once, as a shard.
-        done_with after a set, for the sides that the member no longer needs. Shards that no member needs are dropped.
-        finish at the end of the epoch. The last member drops everything.
+        read         after that step. The first member reads the batch and appends it to the store of its side; the
+                     others get the same `Batch`. An error waits: see `failures`.
+        agree        at the end of the epoch, after all processes have exchanged `failures`. *Collective*. All processes
+                     then know the same about labels and encoders.
+        dealing      for each side of a set, before its first shard. *Collective*. It finds out whether repeated items
+                     are known.
+        shard        for each side of a set. *Collective*. The first member joins the batches of the side, which are
+                     then stored once, as a shard.
+        done_with    after a set, for the sides that the member no longer needs. Shards that no member needs are
+                     dropped.
+        finish       at the end of the epoch. The last member drops everything.
 
     From `agree` to `finish` the members take turns: the second begins after the first has finished. In the sanity
     check, and if a validation is not measured, `finish` follows `failures`. `close`, at the end of the run or after an
     exception, may follow any of them, and drops what is left.
-
-    Args:
-        source: Where the items come from.
-        owner: Name of the monitor that creates it, for messages.
     """
 
     def __init__(self, source: EmbeddingSource, owner: str) -> None:
@@ -167,7 +163,7 @@ class Collection:
         self._clear()
 
     def _clear(self) -> None:
-        """Drop all state of a validation: before it, after its last member has measured, or if it is interrupted."""
+        """Drop all state of a validation."""
         # name -> loader, in the order of their indices
         self.dataloaders: dict[str, Any] = {}
         # this process's part of the data
@@ -206,12 +202,7 @@ class Collection:
         self.labels.owner_of_classes = _owners(known for known in self._members if not known.takes_targets)
 
     def shared_bank(self, items: BankItems, groups: Entry | Sequence[Entry] | None = None) -> Bank:
-        """Return the bank of these items, one for all monitors with the same items.
-
-        Args:
-            items: The items.
-            groups: Entry of a batch with the group of each item; None without groups.
-        """
+        """Return the bank of these items, one for all monitors with the same items."""
         for bank in self.banks:
             if bank.is_for(items, groups):
                 bank.serve(groups)
@@ -220,11 +211,7 @@ class Collection:
         return self.banks[-1]
 
     def attach(self, module: LightningModule) -> None:
-        """Add the hook to the submodule that embeddings come from.
-
-        Raises:
-            UsageError: If the submodule of `source` or of `embed` does not exist.
-        """
+        """Add the hook to the submodule that embeddings come from."""
         self.reader.attach(module)
         if self.source.embed is not None:
             self.embedder.check_name(module)
@@ -241,8 +228,7 @@ class Collection:
     def begin(self, member: Member, trainer: Trainer) -> None:
         """Begin a validation. *Collective*.
 
-        If a member begins a second time, the previous validation was interrupted: an error was caught inside the run,
-        without `on_exception`. Its items are dropped.
+        If a member begins a second time, the previous validation was interrupted, and its items are dropped.
         """
         if not self._begun or member in self._begun:
             self._clear()
@@ -317,11 +303,7 @@ class Collection:
         return Batch(first, len(embeddings), embeddings, labels)
 
     def _read_encoders(self, trainer: Trainer, loader: int, outputs: Any, batch: Any) -> Sequence[LabelledEmbeddings]:
-        """Return the embeddings and labels of one encoder or of two.
-
-        Raises:
-            UsageError: If there are no embeddings, or their labels do not fit them.
-        """
+        """Return the embeddings and labels of one encoder or of two."""
         step = step_of(trainer)
         if self.source.embeds_batches:
             self.reader.stop_capture()
@@ -333,11 +315,7 @@ class Collection:
         return both
 
     def _see_whether_labelled(self, loader: int, labelled: LabelledEmbeddings, batch: Any, step: str) -> None:
-        """Store an error for members that need labels, if a batch has no labels.
-
-        Raises:
-            ValueError: If only some batches of a loader have labels.
-        """
+        """Store an error for members that need labels, if a batch has no labels."""
         embeddings, labels = labelled
         has_labels = len(labels) == len(embeddings)
         if self._has_labels.setdefault(loader, has_labels) != has_labels:
@@ -416,8 +394,8 @@ class Collection:
     def compare_replicas(self) -> None:
         """Store an error for loaders whose embeddings differ within a tensor-parallel group, once. *Collective*.
 
-        Only one process of the group counts. If another process has different embeddings, each has some of the
-        dimensions, or the processes see different items.
+        Only one process of the group counts. If embeddings differ, the processes see different items, or each has some
+        of the dimensions.
         """
         if self._has_compared or self.replica.replicas == process_count():
             return

@@ -22,15 +22,11 @@ from fewshot_callbacks.trainer.warning import warn
 
 
 class UsageError(InputError):
-    """Raised for a mistake in the settings or in a step's output, which every later batch would repeat."""
+    """Raised for a mistake in settings or in a step's output that every later batch would repeat."""
 
 
 def check_at_least(least: int, owner: str, **numbers: int | None) -> None:
-    """Check that numbers are at least `least`; None is accepted.
-
-    Raises:
-        ValueError: With the name and the value of the first smaller number.
-    """
+    """Check that numbers are at least `least`; None is accepted."""
     for name, number in numbers.items():
         if number is not None and number < least:
             raise InputError(f"{owner}({name}={number}) must be at least {least}.")
@@ -48,7 +44,6 @@ class FailurePolicy:
     """Decides whether an error ends the run or becomes a warning.
 
     Args:
-        owner: Name of the callback, for messages.
         strict: True raises every error, False none. None raises a `UsageError` or `LabelFormsError`, which further
             training cannot mend, and warns of all others, such as errors in a diverged batch.
     """
@@ -78,7 +73,7 @@ class FailurePolicy:
 
     @contextmanager
     def handling(self, consequence: str) -> Iterator[None]:
-        """Handle an error inside the block as `handle` does. After a warning, the code after the block runs."""
+        """Handle an error inside the block as `handle` does; after a warning, execution continues after the block."""
         try:
             yield
         except Exception as error:
@@ -86,7 +81,7 @@ class FailurePolicy:
 
     @contextmanager
     def going_on(self, kind: str, fact: str, remedy: str = "The run continues without it.") -> Iterator[None]:
-        """Turn an error inside the block into a warning, even if `strict` is True; once for each kind and type."""
+        """Turn an error inside the block into one warning per kind and type, even if `strict` is True."""
         try:
             yield
         except Exception as error:  # a figure must not end the run
@@ -112,7 +107,7 @@ QUIET_SECONDS = 1.0
 
 
 def print_beside_bar(trainer: Trainer, line: str) -> None:
-    """Print a line above the progress bar on the first rank; nothing if the Trainer shows no bar."""
+    """Print a line above the progress bar, if there is one, on the first rank."""
     bar = trainer.progress_bar_callback
     if bar is not None and not getattr(bar, "is_disabled", False) and trainer.is_global_zero:
         bar.print(line)
@@ -122,8 +117,7 @@ def print_beside_bar(trainer: Trainer, line: str) -> None:
 def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (units done, all units), which shows a progress bar for long work if the Trainer shows bars.
 
-    The bar is part of the Trainer's Rich display, or else a tqdm bar. Only the first rank shows it. It is removed at
-    the end.
+    The bar is part of the Rich display of the Trainer, or else a tqdm bar. Only the first rank shows it.
     """
     trainer_bar = trainer.progress_bar_callback
     is_enabled = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
@@ -161,9 +155,9 @@ def evaluation_progress(trainer: Trainer, description: str, unit: str = "pair") 
 
 
 class TimeShare:
-    """Measures the fraction of wall-clock time, since this object was created, that some work takes.
+    """Measures the fraction of wall-clock time, since this object was created, that is spent on some work.
 
-    The seconds in which kernels compile do not count as work: a kernel compiles once, in the first measurement.
+    Time in which kernels compile does not count, because they compile only in the first measurement.
 
     Examples:
         >>> watch = TimeShare()

@@ -25,10 +25,7 @@ LARGEST_DIFFERENCE = 0.01
 class Embedder:
     """Embeds a batch outside a step.
 
-    It uses `embed` of its source, or else the submodule that the source names, or else the module itself.
-
-    Args:
-        reader: Has the source, and finds the labels in a batch.
+    It uses `embed` of its source, else the submodule of its source, else the module itself.
     """
 
     def __init__(self, reader: EmbeddingReader) -> None:
@@ -62,7 +59,7 @@ class Embedder:
             return self(trainer, module, batch)
 
     def _call_submodule(self, module: LightningModule, batch: Any) -> Any:
-        """Return the output of the submodule that `embed` names, or of the module itself, for a batch."""
+        """Return the output for a batch, of the submodule that `embed` names or of the module."""
         inputs, place = self._find_inputs(batch)
         if self.embed is not None:
             name, _, path = str(self.embed).partition(":")
@@ -84,11 +81,7 @@ class Embedder:
             ) from error
 
     def _call(self, module: nn.Module, name: str, inputs: Any, place: str) -> Any:
-        """Return the output of a module, whose name may be empty; `place` is where the inputs are in the batch.
-
-        Raises:
-            UsageError: If there are several inputs, and the module does not take a list.
-        """
+        """Return the output of a module; `place` is where the inputs are in the batch."""
         try:
             return module(inputs)
         except (AttributeError, TypeError) as error:
@@ -104,9 +97,6 @@ class Embedder:
         """Return the inputs of the model, and the code that finds them in the batch.
 
         They are the first part of a batch, or the only entry of a mapping in addition to the labels.
-
-        Raises:
-            UsageError: If a mapping has several such entries, or none.
         """
         if isinstance(batch, Mapping):
             input_keys = [key for key in batch if key not in LABEL_NAMES]
@@ -129,11 +119,7 @@ class Embedder:
         return source.as_argument(embed=Code(f"lambda module, batch: {called}"))
 
     def check_name(self, module: LightningModule) -> None:
-        """Check that the module has the submodule that `embed` names.
-
-        Raises:
-            UsageError: If not. The message lists similar names.
-        """
+        """Check that the module has the submodule that `embed` names."""
         if isinstance(self.embed, str):
             check_submodule(module, self.embed.partition(":")[0], f"{self.owner}, {self._call_of_source()}")
 
@@ -144,18 +130,7 @@ class Embedder:
     def check(
         self, trainer: Trainer, module: LightningModule, batch: Any, step_embeddings: Tensor, similarity: Similarity
     ) -> None:
-        """Check that this embedder and a validation step make the same embeddings of a batch.
-
-        Args:
-            trainer: The Trainer.
-            module: The module.
-            batch: The batch of the step.
-            step_embeddings: The embeddings of the step.
-            similarity: How embeddings are compared; the cosine ignores their length.
-
-        Raises:
-            UsageError: If the embeddings differ by more than rounding.
-        """
+        """Check that this embedder and a validation step make the same embeddings of a batch."""
         embeddings, _ = self.in_evaluation(trainer, module, batch)
         if similarity == "cosine":
             embeddings = torch.nn.functional.normalize(embeddings.double(), dim=1)
@@ -165,18 +140,7 @@ class Embedder:
     def compare(
         self, embeddings: Tensor, step_embeddings: Tensor, module: LightningModule, step: str, consequence: str
     ) -> None:
-        """Check that this embedder and a step have made the same embeddings of a batch.
-
-        Args:
-            embeddings: The embeddings of this embedder.
-            step_embeddings: The embeddings of the step.
-            module: The module, for messages.
-            step: Name of the step, for messages.
-            consequence: What follows from a difference, for messages.
-
-        Raises:
-            UsageError: If they differ by more than rounding.
-        """
+        """Check that this embedder and a step have made the same embeddings of a batch."""
         if self.embed is None:
             subject = f"{type(module).__name__}.forward"
         elif callable(self.embed):

@@ -37,11 +37,7 @@ SHAPE_FIXES = {
 
 
 def check_submodule(module: LightningModule, name: str, call: str, fix: str = "") -> None:
-    """Check that the module has a submodule of this name.
-
-    Raises:
-        UsageError: If not. The message lists similar names.
-    """
+    """Check that the module has a submodule of this name."""
     # A layer may have two names. The module itself has an empty name.
     names = [submodule_name for submodule_name, _ in module.named_modules(remove_duplicate=False) if submodule_name]
     if name not in names:
@@ -60,10 +56,7 @@ class EmbeddingReader:
     `stop_capture`.
 
     Args:
-        source: Where they are.
-        owner: Name of the callback, for messages.
         needs_labels: If False, a step without labels has an empty `Labels`.
-        labels: Reads the labels; by default one for each item.
     """
 
     def __init__(
@@ -90,13 +83,9 @@ class EmbeddingReader:
         self.successful_steps.clear()
 
     def attach(self, module: LightningModule) -> None:
-        """Find the submodule that is the source. A compiled module gets its hook now, any other module before each step.
+        """Find the submodule that is the source. A compiled module gets its hook now, any other before each step.
 
-        The module may create or replace its layers in `setup` and `configure_model`, which run after the `setup` of
-        callbacks.
-
-        Raises:
-            UsageError: If there is no submodule of that name, or it does not run hooks.
+        The module may replace its layers in `setup` and `configure_model`, which run after the `setup` of callbacks.
         """
         self._is_compiled = _is_compiled(module)
         self._may_skip_batches = module.automatic_optimization
@@ -139,19 +128,7 @@ class EmbeddingReader:
         self.capture.stop()
 
     def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Return embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
-
-        Args:
-            outputs: The step's output.
-            batch: The batch.
-            step: Name of the step, for messages.
-
-        Raises:
-            UsageError: If they are not where the source says. The message names what was there, and the argument that
-                fixes it.
-            ValueError: The same, if the next batch may have them: the step has given embeddings before, or skipped a
-                batch.
-        """
+        """Return embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device."""
         try:
             embeddings, labels = self.check(*self._find(outputs, batch, step), step)
         except UsageError as error:
@@ -186,18 +163,11 @@ class EmbeddingReader:
         return self.source.join_calls(self.capture.calls, items, step, self.owner, hint), labels
 
     def find_labels(self, outputs: Any, batch: Any, step: str) -> Any:
-        """Return the labels of a batch as they are, of any type; None if there are none and the owner does not need them.
+        """Return the unchanged labels of a batch; None without labels, if the owner needs none.
 
         The entry that the user names comes first, then the step's output, and the batch last: the labels that a step
-        returns may differ from the labels in the batch (views of items, mixed images).
-
-        Args:
-            outputs: The step's output; None without a step.
-            batch: The batch.
-            step: Name of the step, for messages.
-
-        Raises:
-            UsageError: If there are none, and the owner needs them.
+        returns may differ from the labels in the batch (views of items, mixed images). `outputs` is None without a
+        step.
         """
         key = self.keys[1]
         labels: Any = self.source.labels
@@ -222,13 +192,7 @@ class EmbeddingReader:
         raise self.no_labels(batch, step)
 
     def no_labels(self, batch: Any, step: str, owner: str = "") -> UsageError:
-        """Return the error that a step has no labels. It names where the reader looked, and how to name their place.
-
-        Args:
-            batch: The batch.
-            step: Name of the step.
-            owner: Who needs the labels; by default the owner of the reader.
-        """
+        """Return the error that a step has no labels: where the reader looked, and how to name their place."""
         description = "two tensors of one shape, such as two views of each item" if is_pair(batch) else describe(batch)
         fix = self.source.as_argument(labels=entry_of_labels(batch, self.source.ids))
         return UsageError(
@@ -289,11 +253,7 @@ def _no_embeddings(reader: EmbeddingReader, outputs: Any, step: str) -> UsageErr
 
 
 def _call_source(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, step: str, owner: str) -> tuple[Any, Any]:
-    """Return what the user's function finds as embeddings and labels of a step.
-
-    Raises:
-        UsageError: If it raises an error, or does not return a pair.
-    """
+    """Return what the user's function finds as embeddings and labels of a step."""
     try:
         result = source(outputs, batch)
     except Exception as error:
@@ -309,11 +269,7 @@ def _call_source(source: Callable[[Any, Any], Any], outputs: Any, batch: Any, st
 
 
 def _whole(embeddings: Any, step: str, owner: str) -> Any:
-    """Return a DTensor as a whole tensor, and anything else unchanged. *Collective* for a DTensor.
-
-    Raises:
-        UsageError: If its items are divided among processes.
-    """
+    """Return a DTensor as a whole tensor, and anything else unchanged. *Collective* for a DTensor."""
     if not hasattr(embeddings, "full_tensor"):
         return embeddings
     if any(placement.is_shard(dim=0) for placement in embeddings.placements):
@@ -350,7 +306,7 @@ def _check_embeddings(embeddings: Any, step: str, owner: str) -> Tensor:
 def _mean_over_places(shape: Sequence[int]) -> str:
     """Return the code of the mean over the places of a feature map.
 
-    Channels come first or, as in Swin, last. Two equal sizes show which, because most maps are square.
+    Channels are first or, as in Swin, last: most maps are square, so two equal sizes show which.
     """
     channels_first = "embeddings.mean(dim=(2, 3))"
     channels_last = "embeddings.mean(dim=(1, 2))"

@@ -27,11 +27,7 @@ Key = TypeVar("Key")
 
 
 class EvaluationMonitor(Callback, ABC):
-    """Logs values of each validation and test under keys that no other callback logs.
-
-    Args:
-        strict: See `FailurePolicy`.
-    """
+    """Logs values of each validation and test under keys that no other callback logs."""
 
     loaders: Loaders | None = None
 
@@ -55,11 +51,7 @@ class EvaluationMonitor(Callback, ABC):
         return stage
 
     def _check_loaders(self, trainer: Trainer) -> None:
-        """Check that the Trainer has the loaders that the user named.
-
-        Raises:
-            UsageError: If not. The message lists the existing loaders.
-        """
+        """Check that the Trainer has the loaders that the user named."""
         if self.loaders is None:
             return
         for loader in several(self.loaders):
@@ -67,11 +59,7 @@ class EvaluationMonitor(Callback, ABC):
                 raise UsageError(no_such_loader(trainer, f"{self._policy.owner}(loaders={self.loaders!r}), {loader!r}"))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: forget the previous run.
-
-        Raises:
-            ValueError: If another monitor of this kind would log the same keys.
-        """
+        """Begin a run: forget the previous run."""
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             if other is not self and type(other) is type(self) and self._prefix("val") == other._prefix("val"):
                 raise InputError(
@@ -88,17 +76,12 @@ class EvaluationMonitor(Callback, ABC):
         self._logged_in_sanity_check = set(trainer.callback_metrics)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the keys that checkpoints, early stopping and schedulers monitor.
-
-        Raises:
-            UsageError: If a monitor is strict, and a monitored key is a misspelt key that nobody logged in the sanity
-                check.
-        """
+        """Check the keys that checkpoints, early stopping and schedulers monitor."""
         look_for_wrong_modes(trainer, self._keys_of_training(), None, self._policy)
         self._check_keys(trainer)
 
     def _check_keys(self, trainer: Trainer) -> None:
-        """Check the keys of the validation, once in a fit, as soon as its loaders are known."""
+        """Check the validation keys once in a fit, as soon as its loaders are known."""
         if self._has_checked_keys or not evaluation_loaders(trainer):
             return
         self._has_checked_keys = True
@@ -123,7 +106,7 @@ class EvaluationMonitor(Callback, ABC):
         values: Mapping[str, float],
         progress_bar_key: str | None = None,
     ) -> None:
-        """Log the values of a set, which are equal on all ranks. Warn if others have logged one of the keys.
+        """Log the values of a set, equal on all ranks. Warn if others have logged one of the keys.
 
         Every rank calls this, because checkpoints and early stopping read the values on each rank.
         """
@@ -131,7 +114,7 @@ class EvaluationMonitor(Callback, ABC):
         log_synced_values(module, values, progress_bar_key)
 
     def _warn_of_keys_logged_twice(self, keys: Iterable[str]) -> None:
-        """Warn of the first of the keys that others log, too. Without keys, do nothing."""
+        """Warn of the first of the keys that others log, too."""
         key = min(keys, default=None)
         if key is not None:
             self._policy.warn(
@@ -152,13 +135,13 @@ def step_of(trainer: Trainer) -> str:
 
 
 def suffixes(trainer: Trainer) -> list[str]:
-    """Return the end of the keys of each loader: empty for a single loader, otherwise a slash and its name."""
+    """Return the end of each loader's keys: a slash and its name, or empty for a single loader."""
     names = list(evaluation_loaders(trainer))
     return [f"/{name}" for name in names] if len(names) > 1 else [""] * len(names)
 
 
 def portable(error: Exception) -> Exception:
-    """Return an error that can be sent to another process; on a single process the same error."""
+    """Return an error that can be sent to another process."""
     if process_count() == 1:
         return error
     # Other classes may take other arguments, or contain objects that cannot be pickled.
@@ -170,11 +153,7 @@ def portable(error: Exception) -> Exception:
 def gather_errors(errors: Mapping[Key, Exception]) -> dict[Key, Exception]:
     """Return key -> error of the lowest rank that has one, the same on all ranks. *Collective*.
 
-    All ranks must know of an error before anything is measured. A failed rank would not take part, and the others would
-    wait.
-
-    Args:
-        errors: The errors of this rank, by loader or by another key.
+    All ranks must know of an error before anything is measured, because a failed rank would not take part.
     """
     by_rank = gather_objects({key: portable(error) for key, error in errors.items()})
     failed: dict[Key, Exception] = {}
@@ -184,11 +163,9 @@ def gather_errors(errors: Mapping[Key, Exception]) -> dict[Key, Exception]:
 
 
 def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]:
-    """Return index -> end of the keys for each measured loader; the end is empty if only one is measured.
+    """Return index -> end of the keys of each measured loader; empty if only one is measured.
 
-    Args:
-        trainer: The Trainer.
-        loaders: Indices or names; None for all loaders. Unknown loaders are skipped.
+    Unknown loaders are skipped.
     """
     if loaders is None:
         return dict(enumerate(suffixes(trainer)))
@@ -201,7 +178,7 @@ def ends_of_loaders(trainer: Trainer, loaders: Loaders | None) -> dict[int, str]
 
 
 def loader_index(trainer: Trainer, loader: Any) -> int | None:
-    """Return the index of a loader, given by its index or name; None if it does not exist."""
+    """Return the index of a loader; None if it does not exist."""
     names = list(evaluation_loaders(trainer))
     if isinstance(loader, int):
         return loader if 0 <= loader < len(names) else None

@@ -20,7 +20,6 @@ from fewshot_callbacks.settings import NoFile
 
 # `best` is the last validation that was significantly better than the reference before it.
 Compare = Literal["best", "first"] | RetrievalReport | str | PathLike[str] | NoFile
-# entry of a checkpoint
 CHECKPOINT_ENTRY = "fewshot_callbacks_gains"
 
 
@@ -29,8 +28,6 @@ class Gains:
 
     Args:
         compare: `best`, `first`, a report, or the path of a saved report.
-        confidence: Confidence level of the intervals.
-        owner: Name of the monitor, for messages.
     """
 
     def __init__(self, compare: Compare, confidence: float, owner: str) -> None:
@@ -56,11 +53,7 @@ class Gains:
         self._references = {}
 
     def metric(self, metrics: Sequence[RequestedMetric]) -> RequestedMetric:
-        """Return the metric that is compared: the first with a value for each query.
-
-        Raises:
-            UsageError: If there is none, or the saved report does not have it.
-        """
+        """Return the metric that is compared: the first with a value for each query."""
         for requested in metrics:
             if requested.metric.is_of_queries:
                 if self._saved is not None and requested.of_queries not in self._saved.per_query:
@@ -80,11 +73,6 @@ class Gains:
 
         If the queries have changed during a fit, the validation becomes the reference. With a saved report the gain is
         None.
-
-        Args:
-            set_name: End of the keys of the set.
-            metric: The compared metric.
-            report: The report of the validation.
         """
         reference = self._references.get(set_name)
         # A resumed fit may have another first metric.
@@ -122,11 +110,7 @@ class Gains:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue with the references of a checkpoint.
-
-        Raises:
-            ValueError: If a newer version wrote them in another format.
-        """
+        """Continue with the references of a checkpoint."""
         for set_name, stored in state.items():
             report = RetrievalReport.from_bytes(stored["report"].numpy().tobytes())
             reference = GainReference(stored["metric"], self.against, self._confidence, report, stored["tries"])

@@ -33,17 +33,7 @@ class LabelReader:
         self.target_error: Exception | None = None
 
     def read(self, labels: Any, step: str, owner: str) -> Labels:
-        """Return the labels of a step, one or several for each item.
-
-        Args:
-            labels: Labels of any type.
-            step: Name of the step, for messages.
-            owner: Name of the callback, for messages.
-
-        Raises:
-            UsageError: If only some batches have several labels for each item.
-            ValueError: If they are not labels.
-        """
+        """Return the labels of a step, one or several for each item."""
         targets = as_targets(labels, "labels", owner) if self.takes_targets else None
         if targets is not None:
             self._see_targets(labels, step)
@@ -77,8 +67,7 @@ class LabelReader:
     def are_sets(self, *, to_targets: bool) -> bool:
         """Return whether items have several labels each, as far as this process knows.
 
-        Args:
-            to_targets: Whether the caller reads floating-point zeros and ones as targets.
+        `to_targets` is true if the caller reads floating-point zeros and ones as targets.
         """
         are_zeros_and_ones = self.has_targets and self.target_error is None
         return self.has_sets or (are_zeros_and_ones and not to_targets)

@@ -27,18 +27,13 @@ Drawing = Figure | Callable[[], Figure]
 
 
 def log_figures(trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy) -> None:
-    """Send figures to every logger of a Trainer. Every rank may call this; only the first rank draws.
+    """Send figures to every logger of a Trainer. Only the first rank draws.
 
-    A logger shows figures if it has a method `log_image(key, images, step)` or a TensorBoard writer, or is Lightning's
-    logger for MLflow, Comet or LitLogger. If a logger cannot show a figure (`CSVLogger`), raises an error, or does not
-    exist, the figure is written to `pictures/<name>/step=<step>.png` in the folder of the run. It only replaces files
-    that this package has written. An error never ends the run.
-
-    Args:
-        trainer: The Trainer.
-        figures: Name -> figure, or a function that draws it. Characters in names that some logger refuses become `_`:
-            all but letters, digits, `_`, `-`, `.`, spaces and slashes.
-        policy: Warns of failures, once for each logger and kind of error.
+    A logger shows figures with `log_image(key, images, step)`, with a TensorBoard writer, or as Lightning's logger for
+    MLflow, Comet or LitLogger. If it cannot (`CSVLogger`), fails, or does not exist, a figure is written to
+    `pictures/<name>/step=<step>.png` in the folder of the run. It only replaces files that this package has written. An
+    error never ends the run. All characters in names but letters, digits, `_`, `-`, `.`, spaces and slashes become `_`,
+    because some logger refuses them.
     """
     if not trainer.is_global_zero:
         return
@@ -61,14 +56,7 @@ def log_embedding(
 ) -> None:
     """Send points to TensorBoard's projector, for loggers with a TensorBoard writer. Other loggers receive nothing.
 
-    Args:
-        trainer: The Trainer.
-        name: Name of the set of points.
-        vectors: The points.
-        columns: Heading -> a value for each point. The projector can colour by columns with at most 50 different
-            values.
-        policy: Warns of failures, once for each kind of error.
-        images: A square image of each point, in [0, 1].
+    The projector can colour by columns with at most 50 different values. `images` are in [0, 1].
     """
     if not trainer.is_global_zero:
         return
@@ -112,7 +100,7 @@ Display = Callable[[Any, str, Image.Image, int], None]
 
 
 def _display_of(logger: Any) -> Display | None:
-    """Return the function that shows a picture in a logger; None if it cannot show any, or is None."""
+    """Return the function that shows a picture in a logger; None if there is none."""
     if _has_log_image(logger):
         return _show_by_log_image
     for class_name, display in DISPLAYS.items():
@@ -122,10 +110,7 @@ def _display_of(logger: Any) -> Display | None:
 
 
 def _has_log_image(logger: Any) -> bool:
-    """Return whether a logger has a method `log_image(key, images, step)`, as the loggers of W&B and SwanLab do.
-
-    Other loggers have a method of this name for a single image, or a path.
-    """
+    """Return whether a logger has a method `log_image(key, images, step)`, as the loggers of W&B and SwanLab do."""
     method = getattr(logger, "log_image", None)
     return callable(method) and {"key", "images", "step"} <= signature(method).parameters.keys()
 
@@ -173,7 +158,7 @@ DISPLAYS: dict[str, Display] = {
 
 
 def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: FailurePolicy) -> None:
-    """Show a picture in a logger. Write it to a file if the logger cannot show it."""
+    """Show a picture in a logger, or else write it to a file."""
     step = _step(trainer)
     logger_name = type(logger).__name__
     file = os.path.join("pictures", name, f"step={step:06d}.png")
@@ -191,11 +176,7 @@ def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, policy: 
 
 
 def _write(image: Image.Image, path: str) -> None:
-    """Write a picture to a file, on a disk or in a bucket.
-
-    Raises:
-        FileExistsError: If the file exists and is not a picture of this package.
-    """
+    """Write a picture to a file, on a disk or in a bucket."""
     files = get_filesystem(path)
     files.makedirs(os.path.dirname(path), exist_ok=True)
     if files.exists(path) and not is_picture_content(files.read_block(path, 0, SEARCHED_BYTES)):
@@ -207,7 +188,7 @@ def _write(image: Image.Image, path: str) -> None:
 
 
 def _loggers_or_file(trainer: Trainer) -> list[Any]:
-    """Return the loggers of a Trainer; without any, a None that means a file; empty in a `fast_dev_run`."""
+    """Return the loggers; a None means a file if there are none; empty in a `fast_dev_run`."""
     fast_dev_run: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     if fast_dev_run:
         return []
@@ -215,7 +196,7 @@ def _loggers_or_file(trainer: Trainer) -> list[Any]:
 
 
 def _step(trainer: Trainer) -> int:
-    """Return the step at which Lightning logs this validation, so that pictures appear next to its metrics."""
+    """Return the step at which Lightning logs this validation."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 

@@ -66,7 +66,7 @@ def sample_of(shard: Shard, step: int, processes: Processes) -> SampledItems | N
 
 
 def has_fixed_order(trainer: Trainer, loader: int) -> bool:
-    """Return whether a loader gives its items in the same order each time, as far as its sampler shows."""
+    """Return whether a loader's sampler has a fixed order."""
     dataloader = list(evaluation_loaders(trainer).values())[loader]
     sampler = getattr(dataloader, "sampler", None)
     # A DistributedSampler has the attribute `shuffle`.
@@ -104,14 +104,11 @@ class MovementOfSet:
     def compare(self, sample: SampledItems, module: LightningModule) -> tuple[dict[str, float], str | None]:
         """Compare a sample with the earlier samples, and keep it.
 
-        Args:
-            sample: The sample of this validation.
-            module: The module. Another module starts anew.
+        Another module starts anew.
 
         Returns:
-            Name -> value, and a warning if nothing has moved or nothing is left. Without anything to compare with, they
-            are empty and None: at the first validation, with other items, and without an optimiser step since the
-            previous validation.
+            Name -> value, and a warning if nothing has moved or nothing is left. They are empty and None at the first
+            validation, with other items, and without an optimiser step in between.
         """
         first = self._first
         previous = self._previous

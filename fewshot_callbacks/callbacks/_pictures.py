@@ -52,15 +52,7 @@ def has_index(loader: Any) -> bool:
 
 
 def first_part(sample: Any, arguments: str = "data set, index") -> Any:
-    """Return the image or text of a sample, or the images of a batch: the first part, or an entry with a name in `KEYS`.
-
-    Args:
-        sample: A sample of a data set, or a batch.
-        arguments: Arguments of the function `images`, for messages.
-
-    Raises:
-        ValueError: If a mapping has none of these entries.
-    """
+    """Return the image or text of a sample, or images of a batch: its first part, or an entry in `KEYS`."""
     if isinstance(sample, Mapping):
         for key in KEYS:
             if key in sample:
@@ -79,7 +71,6 @@ class ImageReader:
     Args:
         images: See `Images`; by default the first part of a sample, or its entry `image`.
         mean: Mean of the images' normalisation, which is undone.
-        std: Standard deviation of that normalisation.
     """
 
     def __init__(self, images: Images | None, mean: Scale | None, std: Scale | None) -> None:
@@ -167,7 +158,7 @@ class PictureCallback(Viewer):
         self._is_due = False
 
     def _model(self, evaluated: EvaluatedSet) -> Model:
-        """Return this set as a report has it, so that pictures and reports show the same findings."""
+        """Return this set as a report has it, for the same findings."""
 
         def items_of(side: ItemSet, name: str) -> ReportItems:
             picture = self._picture(evaluated, side)
@@ -181,11 +172,7 @@ class PictureCallback(Viewer):
     # -------------------------------------------------------------------------------------------------------------- hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run: forget the previous run.
-
-        Raises:
-            UsageError: If there is no `RetrievalMonitor`, or none with this prefix, or another callback draws the same.
-        """
+        """Begin a run: forget the previous run."""
         owner = type(self).__name__
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
         monitors = [callback for callback in callbacks if isinstance(callback, RetrievalMonitor)]

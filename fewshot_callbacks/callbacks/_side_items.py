@@ -12,12 +12,7 @@ from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 
 class SideItems:
-    """Stores the items of each side of a validation: first as a store of batches, then as a shard.
-
-    Args:
-        spill_to: See `EmbeddingStore`.
-        owner: Names of the monitors that need them, for messages.
-    """
+    """Stores the items of each side, first as batches, then as a shard."""
 
     def __init__(self, spill_to: str | os.PathLike[str] | None, owner: str) -> None:
         self._spill_to = spill_to
@@ -39,12 +34,8 @@ class SideItems:
     def shard(self, side: Side, dataset_size: int | None, part: tuple[int, int], *, needs_undivided: bool) -> Shard:
         """Return the items of a side, which are joined and divided once. *Collective*.
 
-        Args:
-            side: The side.
-            dataset_size: See `EmbeddingStore.shard`.
-            part: See `EmbeddingStore.shard`.
-            needs_undivided: Keep the items before a flag divides them, too, because another monitor measures them
-                together. This costs a second copy of the embeddings.
+        With `needs_undivided`, the items are also kept before a flag divides them, because another monitor measures
+        them together. This costs a second copy of the embeddings.
         """
         whole = side.undivided
         if side not in self._shards and whole not in self._shards:

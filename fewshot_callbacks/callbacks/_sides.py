@@ -79,14 +79,7 @@ def gallery_loader(trainer: Trainer, gallery: int | Entry | None) -> int | None:
 def sets_of(
     trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, directions: tuple[str, str] | None
 ) -> list[MeasuredSet]:
-    """Return the sets that are evaluated: one for each loader of queries, or two for each with two encoders.
-
-    Args:
-        trainer: The Trainer.
-        gallery: See `RetrievalMonitor`.
-        loaders: See `RetrievalMonitor`.
-        directions: The directions of two encoders; None with one encoder.
-    """
+    """Return the sets that are evaluated: one for each loader of queries, or two for each with two encoders."""
     ends = ends_of_loaders(trainer, loaders)
     loader_of_gallery = gallery_loader(trainer, gallery)
     query_loaders = [loader for loader in ends if loader != loader_of_gallery]
@@ -112,11 +105,7 @@ def sets_of(
 def check_gallery(
     trainer: Trainer, gallery: int | Entry | None, loaders: Loaders | None, owner: str, *, two_encoders: bool
 ) -> None:
-    """Check that `gallery` is an entry of batches, or names a loader while another loader has queries.
-
-    Raises:
-        UsageError: If the loader does not exist, or there are no queries.
-    """
+    """Check that `gallery` is an entry of batches, or names a loader while another loader has queries."""
     call = f"{owner}(gallery={gallery!r})"
     index = loader_index(trainer, gallery)
     if two_encoders and gallery is not None:
@@ -148,15 +137,7 @@ def read_two_encoders(
 ) -> list[LabelledEmbeddings] | None:
     """Return the embeddings and labels of two encoders; None unless both keys of the source have embeddings.
 
-    Args:
-        reader: Has the source.
-        outputs: The step's output.
-        batch: The batch.
-        step: Name of the step, for messages.
-        first: Index of the first item of the batch in this process's pass.
-
-    Raises:
-        UsageError: If it is unknown which rows of the two match.
+    `first` is the index of the batch's first item in this process's pass.
     """
     if not (isinstance(reader.source.source, tuple) and isinstance(outputs, Mapping)):
         return None
@@ -176,7 +157,7 @@ def read_two_encoders(
 def _labels_of_two_encoders(
     reader: EmbeddingReader, counts: Sequence[int], outputs: Mapping[str, Any], batch: Any, step: str, first: int
 ) -> list[Any]:
-    """Return the labels of each side, which match its rows to the other side; `counts` are numbers of rows."""
+    """Return labels that match the rows of both sides; `counts` are their numbers of rows."""
     labels: Any = reader.source.labels
     if isinstance(labels, tuple):
         return [read_entry("labels", entry, outputs, batch, reader.owner) for entry in labels]

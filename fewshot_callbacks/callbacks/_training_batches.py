@@ -24,19 +24,10 @@ from fewshot_callbacks.trainer.lightning import LightningModule, Trainer
 class BatchMonitor(CollectingMonitor):
     """Measures one training batch in `every_n_steps`, and the set of each loader of a validation or test.
 
-    A subclass sets `_training_keys` and `_better`, and implements `_measure_batch` in addition to what a
-    `CollectingMonitor` needs.
+    A subclass also sets `_training_keys` and `_better`, and implements `_measure_batch`.
 
     Args:
-        source: See `EmbeddingSource`.
         every_n_steps: Measure one training batch in this number; None measures no training batch.
-        loaders: See `RetrievalMonitor`.
-        strict: See `FailurePolicy`.
-        needs_labels: Whether nothing can be measured without labels.
-        keeps_items: Whether the items of a set are needed at its end.
-
-    Raises:
-        ValueError: If `every_n_steps` is below 1.
     """
 
     # keys of the values of a training batch
@@ -103,7 +94,7 @@ class BatchMonitor(CollectingMonitor):
             self._training_reader.start_capture()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Mark the end of the step. A closure may run it again for the same batch, with other weights."""
+        """Mark the end of the step. A closure may run it again, with other weights."""
         # Manual optimisation calls this inside the step.
         if pl_module.automatic_optimization:
             self._training_reader.capture.end_run()

@@ -89,14 +89,7 @@ class _Part:
 
 
 def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> ItemSet | None:
-    """Return the items of all processes on the first process; None on the others. *Collective*.
-
-    Args:
-        shard: The items of this process.
-        source: Name of the loader.
-        loader: The loader.
-        processes: All processes that have a shard.
-    """
+    """Return the items of all processes on the first process; None on the others. *Collective*."""
     labels: list[Label] = shard.labels.tolist()
     part = _Part(shard.embeddings, labels, shard.positions, shard.places, shard.groups, shard.ids)
     parts = processes.to_first(part)
@@ -138,7 +131,7 @@ def _as_list(column: Labels | None) -> Sequence[int | str] | None:
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedSet:
-    """A set that was just evaluated. Do not keep it: its embeddings are freed after the last viewer."""
+    """An evaluated set. Do not keep it: its embeddings are freed after the last viewer."""
 
     report: RetrievalReport
     # first part of the keys of its metrics
@@ -156,7 +149,7 @@ class EvaluatedSet:
         return f"{self.prefix}{self.suffix}, epoch {self.epoch}"
 
     def key(self, name: str) -> str:
-        """Return the key of a picture, with the first part and the end of the set's metrics."""
+        """Return the key of a picture of this set."""
         return f"{self.prefix}/{name}{self.suffix}"
 
 
@@ -170,22 +163,14 @@ class Viewer(Callback, ABC):
     def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
         """Look at a batch during the epoch. By default, do nothing.
 
-        Args:
-            prefix: First part of the keys of the set.
-            source: Name of the loader.
-            loader: The loader.
-            positions: Index of each embedding of the batch in this process's pass over the loader.
-            batch: The batch.
+        `positions` are the indices of the embeddings in this process's pass over the loader.
         """
 
     @abstractmethod
     def see_set(self, trainer: Trainer, key: str, evaluated: EvaluatedSet | None) -> None:
         """Look at an evaluated set. An implementation must not raise errors. *Collective*.
 
-        Args:
-            trainer: The Trainer.
-            key: First part and end of the keys of the set.
-            evaluated: The set on the first process; None on the others.
+        `evaluated` is None on all processes but the first.
         """
 
 
@@ -199,13 +184,7 @@ def show_set(
 ) -> None:
     """Pass an evaluated set to the callbacks that draw it. *Collective*.
 
-    Args:
-        viewers: The callbacks.
-        trainer: The Trainer.
-        prefix: First part of the keys of the set.
-        suffix: End of these keys.
-        report: Report of the set.
-        parts: The queries of this process and the index of their loader, and the same for the gallery, if any.
+    `parts` are the queries of this process with the index of their loader, and the same for the gallery, if any.
     """
     loaders = list(evaluation_loaders(trainer).items())
     processes = all_processes()

@@ -54,11 +54,7 @@ def look_for_wrong_modes(
 ) -> None:
     """Warn if the `mode` of a callback or scheduler takes the worst value for the best.
 
-    Args:
-        trainer: The Trainer.
-        known: The keys of its monitors, and which values are better.
-        logged: The keys that others log; None if unknown.
-        policy: Gives warnings.
+    `logged` are the keys that others log; None if unknown.
     """
     for watcher in watchers(trainer):
         better = known.get(watcher.key)
@@ -78,14 +74,7 @@ def look_for_misspelt_keys(
 ) -> None:
     """Warn of monitored keys that nobody has logged yet, and that resemble the key of a monitor.
 
-    Args:
-        trainer: The Trainer.
-        known: The keys of its monitors.
-        logged: The keys that were logged in the sanity check; None without one.
-        policy: Gives warnings, because training may still log the key.
-
-    Raises:
-        UsageError: If the policy is strict, there was a sanity check, and the key is a misspelt key of a monitor.
+    This is an error if the policy is strict and the sanity check has run.
     """
     for key, name in {watcher.key: watcher.name for watcher in watchers(trainer)}.items():
         if key in known or key in (logged or ()):

@@ -83,12 +83,7 @@ class NetworkResults:
 
 
 def run(options: Compare) -> None:
-    """Compare and print.
-
-    Raises:
-        ValueError: The runs or reports cannot be compared.
-        FileNotFoundError: A run or report does not exist, or a run has no checkpoint.
-    """
+    """Compare and print."""
     paths = [options.run, options.other_run, *options.others]
     if options.names is not None and len(options.names) != len(paths):
         raise InputError(f"--names has {len(options.names)} names for {len(paths)} runs or reports. Pass one for each.")
@@ -172,10 +167,7 @@ class RunComparison:
 def compare_runs(runs: tuple[Location, Location], names: Sequence[str] | None, *, test: bool) -> RunComparison:
     """Return the comparison of two runs.
 
-    Args:
-        runs: The folder of each run, or its file of steps; also as addresses.
-        names: The names of the runs in the tables; by default the names of their heads or folders.
-        test: Whether both checkpoints are tested, which takes most of the time.
+    The default names are the heads or folders of the runs. `test` tests both checkpoints, which takes most of the time.
     """
     for run in runs:
         if not is_file(run) and not is_folder(run):
@@ -221,11 +213,7 @@ def names_of(folders: Sequence[Location], records: Sequence[TrainingRecord | Non
 
 
 def results_of_run(run: Location) -> NetworkResults:
-    """Return the results of the best checkpoint of a run, with the data of its configuration.
-
-    Raises:
-        FileNotFoundError: The run has no checkpoint.
-    """
+    """Return the results of the best checkpoint of a run, with the data of its configuration."""
     checkpoint = best_checkpoint(run)
     if checkpoint is None:
         raise FileNotFoundError(

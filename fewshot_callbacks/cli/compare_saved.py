@@ -18,12 +18,7 @@ from fewshot_callbacks.functional.retrieval.saved_reports import is_archive
 
 
 def are_saved_reports(paths: Sequence[Path]) -> bool:
-    """Return whether all paths are saved reports or other .npz files; False if no path is one.
-
-    Raises:
-        ValueError: Only some paths are .npz files.
-        FileNotFoundError: Some paths are .npz files, and another path does not exist.
-    """
+    """Return whether all paths are saved reports or other .npz files; False if no path is one."""
     archives = [path for path in paths if is_file(path) and is_archive(path)]
     others = [path for path in paths if path not in archives]
     if archives and others:
@@ -38,11 +33,7 @@ def are_saved_reports(paths: Sequence[Path]) -> bool:
 
 
 def compare_saved(paths: Sequence[Path], options: Compare) -> None:
-    """Print a table of differences, a ranking, or the number of classes that are needed.
-
-    Raises:
-        ValueError: A file is not a saved report, or the reports have different queries.
-    """
+    """Print a table of differences, a ranking, or the number of classes that are needed."""
     if not options.test:
         raise InputError("--test false is for runs, but these are saved reports. Leave it out.")
     files = [path_text(path) for path in paths]
@@ -65,11 +56,7 @@ def compare_saved(paths: Sequence[Path], options: Compare) -> None:
 
 
 def _print_classes_needed(reports: Sequence[RetrievalReport], difference: float, metric: str, *, as_json: bool) -> None:
-    """Print how many classes a test set needs to detect a difference.
-
-    Raises:
-        ValueError: There are not two reports, or they allow no estimate.
-    """
+    """Print how many classes a test set needs to detect a difference."""
     if len(reports) != 2:
         raise InputError(f"--difference needs two reports, but there are {len(reports)}. Pass two.")
     first, second = reports
@@ -78,7 +65,7 @@ def _print_classes_needed(reports: Sequence[RetrievalReport], difference: float,
 
 
 def names_of_files(files: Sequence[str]) -> list[str]:
-    """Return the names of reports in tables: file names without extensions, or the paths if names would repeat.
+    """Return file names without extensions, or the paths if names would repeat.
 
     Examples:
         >>> names_of_files(["runs/june.report.npz", "july.npz"]), names_of_files(["a/june.npz", "b/june.npz"])

@@ -52,12 +52,7 @@ Curve = Sequence[Sequence[float]]
 
 
 def run(options: Demo) -> None:
-    """Train and test the networks, and print the table and the paths of the written files.
-
-    Raises:
-        ValueError: A number is below 1, or the folder contains a file that no demo has written.
-        KeyboardInterrupt: The demo was interrupted, or ended by SIGTERM.
-    """
+    """Train and test the networks, and print the table and the paths of the written files."""
     for name in ("epochs", "episodes", "test_episodes"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name} {getattr(options, name)} must be at least 1.")
@@ -104,7 +99,7 @@ def _write_results(rows: Mapping[str, NetworkResults], file: Path, temporary: st
 
 
 def train_and_test(options: Demo, folder: Path, console: Console) -> dict[str, NetworkResults]:
-    """Train the networks of `TRAINED`, and return the test results of random weights and of each network."""
+    """Train the networks of `TRAINED`; return test results of random weights and of each."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
         glyphs = Glyphs()
@@ -136,7 +131,7 @@ def _print_splits(glyphs: Glyphs, console: Console) -> None:
 def _train_and_test_one(
     name: str, common: Sequence[str], epochs: int, episodes: int, folder: Path, glyphs: Glyphs, console: Console
 ) -> NetworkResults:
-    """Train a network of `TRAINED` into a folder, and return the test results of its best weights.
+    """Train a network of `TRAINED` into a folder; return test results of its best weights.
 
     `common` contains the options that all networks share.
     """
@@ -158,7 +153,7 @@ def _train_and_test_one(
 
 
 def _output_words(folder: Path) -> list[str]:
-    """Return the options that write the logs and checkpoints of a fit to a folder. The last callback is the checkpoint."""
+    """Return the options that write a fit to a folder. The last callback is the checkpoint."""
     # With an empty version both loggers write into the folder itself.
     loggers = [
         {"class_path": logger, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": ""}}
@@ -177,11 +172,7 @@ def _report_words(file: Path, glyphs: Glyphs) -> list[str]:
 
 
 def checked(target: Path) -> Path:
-    """Return the absolute path of a folder where a demo can be written.
-
-    Raises:
-        ValueError: It contains a file that no demo has written; the message names the first such file.
-    """
+    """Return the absolute path of a folder where a demo can be written."""
     target = target.resolve()
     foreign = foreign_file(target)
     if foreign is not None:
@@ -191,7 +182,7 @@ def checked(target: Path) -> Path:
 
 
 def foreign_file(target: Path) -> str | None:
-    """Return the first file that no demo has written, or that was changed later; None if there is none."""
+    """Return the first file that no demo has written, or that was changed since."""
     if not target.is_dir():
         return target.name if target.exists() else None
     digests = _signed_digests(target / SIGNATURE)
@@ -227,7 +218,7 @@ def _digest(file: Path) -> str:
 
 
 def put(folder: Path, target: Path) -> bool:
-    """Move a finished demo to its place, and an earlier demo away; return False if this is not possible any more."""
+    """Move an earlier demo away and the finished demo to its place; return whether this succeeded."""
     earlier = folder.with_name(f"{folder.name}.earlier")  # removed together with the temporary folder
     try:
         if foreign_file(target) is not None:
@@ -305,7 +296,7 @@ def read_curves(log: str | Path) -> dict[str, Curve]:
 
 
 def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
-    """Return the steps and values of a metric from the file of a CSVLogger; empty if it was never logged."""
+    """Return a metric's steps and values from a CSVLogger's file; empty if it was never logged."""
     with Path(log).open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row.get(name)]
     return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
@@ -315,12 +306,8 @@ def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
 def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles: Mapping[str, str]) -> Figure:
     """Return a figure with a panel for each of `PANELS`. A line is the mean over the seeds of a method.
 
-    A band shows its 95 % interval. Values of training batches are smoothed seed by seed. With a single seed, thin lines show
-    the values before smoothing.
-
-    Args:
-        methods: Method -> the curves of each of its seeds.
-        titles: Method -> its name in the legend.
+    A band shows its 95 % interval. Values of training batches are smoothed per seed; a single seed also has a thin line
+    without smoothing. `methods` maps a method to the curves of each seed, `titles` to its name.
     """
     figure = new_figure(4.6)
     panels = figure.subplots(2, 2, sharex=True)

@@ -57,7 +57,6 @@ from fewshot_callbacks.settings import ReportDefaults
 from fewshot_callbacks.storage.stored_rows import StoredRows
 from fewshot_callbacks.system.terminal import as_text, note, printable
 
-# The exit status if a requirement is not met.
 FAILED = 3
 # Bytes. J of files is summed over pieces of a third of this size.
 PIECES_OF_J = 2.0**28
@@ -65,11 +64,7 @@ COMPARED = "Differences are per query. The intervals allow for dependence betwee
 
 
 def run(options: Evaluate) -> int:
-    """Evaluate and print, and return the exit status: `FAILED` if a requirement is not met, else 0.
-
-    Raises:
-        ValueError: The options conflict with each other or with the files.
-    """
+    """Evaluate and print, and return the exit status: `FAILED` if a requirement is not met, else 0."""
     _check_options(options)
     keys = several(options.settings.metrics)
     wants_j = DISCRIMINANT_RATIO in keys
@@ -146,11 +141,7 @@ def _check_options(options: Evaluate) -> None:
 
 
 def _saved_report(options: Evaluate) -> RetrievalReport | None:
-    """Return the report that `--against` names; None if it names embeddings, or nothing.
-
-    Raises:
-        ValueError: The report is damaged, or `--save` is passed with two files of embeddings.
-    """
+    """Return the report that `--against` names; None if it names embeddings, or nothing."""
     if options.against is None:
         return None
     # Other addresses are not fetched here, since they may name many files, or a large file of another kind.
@@ -168,11 +159,7 @@ def _saved_report(options: Evaluate) -> RetrievalReport | None:
 
 
 def _read_files(options: Evaluate, processes: Processes, *, has_saved: bool) -> list[StoredSets]:
-    """Return the sets of the file, and of `--against` unless it is a saved report. *Collective*.
-
-    Raises:
-        ValueError: As `read_sets` does, or `--per_class` is passed although items do not have one label each.
-    """
+    """Return the sets of the file, and of `--against` unless it is a saved report. *Collective*."""
     files = [options.file]
     if options.against is not None and not has_saved:
         files.append(options.against)
@@ -190,11 +177,7 @@ def _read_files(options: Evaluate, processes: Processes, *, has_saved: bool) -> 
 
 
 def _read_train(options: Evaluate, sets: StoredSets, processes: Processes) -> StoredSets | None:
-    """Return the training items; None without `--train`. *Collective*.
-
-    Raises:
-        ValueError: As `read_sets` does, or the file has queries and a gallery, or vectors with another dim than `sets`.
-    """
+    """Return the training items; None without `--train`. *Collective*."""
     if options.train is None:
         return None
     columns = Columns(embeddings=options.columns.embeddings, ids=options.columns.ids)
@@ -236,9 +219,7 @@ class Result:
     """The results for one file.
 
     Args:
-        report: The retrieval metrics.
         moments: The moments of the classes, for J; None unless J was requested.
-        compression: The losses of compressed forms; None unless requested.
         leakage: The queries that have a copy in training; None without `--train`.
     """
 
@@ -347,11 +328,7 @@ def print_both(
 
 
 def _requirements_of(options: Evaluate, settings: RetrievalSettings) -> list[Requirement]:
-    """Return the requirements.
-
-    Raises:
-        ValueError: A requirement is invalid, or needs a metric, slice or file that is not evaluated.
-    """
+    """Return the requirements."""
     metrics = {requested.key: requested for requested in request_of(settings).reported}
     requirements = [read_requirement("evaluate_retrieval", text) for text in options.require or ()]
     for requirement in requirements:
@@ -372,11 +349,7 @@ def print_failures(
 
 
 def metrics_of_retrieval(keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys of `--metrics` without J.
-
-    Raises:
-        ValueError: J is the only key.
-    """
+    """Return the keys of `--metrics` without J."""
     others = tuple(key for key in keys if key != DISCRIMINANT_RATIO)
     if not others:
         raise InputError("--metrics J needs a retrieval metric, too. Write --metrics mAP J.")
@@ -400,14 +373,7 @@ def check_same_items(
 ) -> None:
     """Raise an error if two files have different items. *Collective*.
 
-    Args:
-        sets: The sets of the first file.
-        others: The sets of the other file.
-        kind: What is compared: "labels" or "ids".
-        processes: The processes that read both.
-
-    Raises:
-        ValueError: The labels or ids of the queries or of the galleries differ.
+    `kind` is "labels" or "ids".
     """
     for name in (f"query_{kind}", f"gallery_{kind}"):
         first = sets.column_of_all(name, processes)
@@ -446,11 +412,7 @@ def evaluate_sets(
 
 
 def compression_of(words: Sequence[str], codes: Sequence[str], settings: RetrievalSettings) -> Compression:
-    """Return the compressed forms for the words of `--dims` and `--codes`.
-
-    Raises:
-        ValueError: As `compression_costs` does.
-    """
+    """Return the compressed forms for the words of `--dims` and `--codes`."""
     # `Compression.checked` reports words that are not numbers.
     dims = [int(word) if word.isdecimal() else word for word in words]
     compression = Compression.checked("compression_costs", dims, codes, settings)
@@ -482,11 +444,7 @@ def compress_sets(
 
 
 def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes = ALONE) -> Relevance | None:
-    """Return the relevance judgements for the queries of all processes; None without `--judgements`. *Collective*.
-
-    Raises:
-        ValueError: The file does not exist, or there are no ids, or as `Relevance.from_judgements` does.
-    """
+    """Return the relevance judgements for the queries of all processes; None without `--judgements`. *Collective*."""
     judgements = options.judgements
     if judgements is None:
         return None
@@ -513,8 +471,8 @@ def judged_relevance(sets: StoredSets, options: Evaluate, processes: Processes =
 def moments_of_all(sets: StoredSets) -> ClassMoments:
     """Return the moments of the classes, over the rows of queries and gallery together.
 
-    An item counts once, even if its id appears several times, or both in the queries and in the gallery. One process reads
-    all rows, because the last digits of a sum depend on the order of its terms.
+    An item counts once by its id. One process reads all rows, because the last digits of a sum depend on the order of
+    its terms.
     """
     if sets.whole is not None:
         sets = sets.whole()

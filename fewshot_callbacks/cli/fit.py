@@ -117,11 +117,7 @@ class FewshotCLI(LightningCLI):
         return self.config[self.config.subcommand]
 
     def before_fit(self) -> None:
-        """Report errors before training that would otherwise come after it.
-
-        Raises:
-            ValueError: There are too few data, or the run would replace files in the folder of its logger.
-        """
+        """Report errors before training that would otherwise come after it."""
         # A CSVLogger deletes the metrics of an earlier run as soon as it is used. Other loggers choose their folder later.
         if self.trainer.loggers and isinstance(self.trainer.loggers[0], CSVLogger | TensorBoardLogger):
             check_folder(run_folder(self.trainer), goes_on=_goes_on(self.trainer, self._settings))
@@ -148,12 +144,7 @@ def say_what_is_overruled(configured: Mapping[str, Any], used: Mapping[str, Any]
 
 
 def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any]) -> None:
-    """Check `--ckpt_path`.
-
-    Raises:
-        ValueError: The file does not exist, or is not a checkpoint; or `validate` or `test` has no checkpoint, so that
-            Lightning would evaluate the initial weights.
-    """
+    """Check `--ckpt_path`."""
     suggested: object = "runs/version_0/checkpoints/best.ckpt"
     if given is None and command != "fit":
         of_runs = [best_checkpoint(Path(str(file)).parent / "checkpoints") for file in configuration_files]
@@ -188,7 +179,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
 
 
 def _goes_on(trainer: Trainer, settings: Any) -> bool:
-    """Return whether a fit resumes an earlier fit, from `--ckpt_path` or from the checkpoint of a requeued job."""
+    """Return whether a fit resumes from `--ckpt_path` or from the checkpoint of a requeued job."""
     return settings.get("ckpt_path") is not None or _holds_checkpoint_of_queue(trainer.default_root_dir)
 
 
@@ -201,12 +192,7 @@ def _holds_checkpoint_of_queue(folder: str) -> bool:
 def check_folder(folder: str, *, goes_on: bool) -> None:
     """Check that a fit does not replace files of another run.
 
-    Args:
-        folder: The folder of the run, on a disk or in a bucket.
-        goes_on: Whether the fit resumes the run in this folder.
-
-    Raises:
-        ValueError: It would replace files; the message names them.
+    `goes_on` is true if the fit resumes the run in this folder.
     """
     files = get_filesystem(folder)
     is_of_a_run = {CONFIGURATION: _is_written_configuration, RECORD: TrainingRecord.is_one}
@@ -231,16 +217,12 @@ def _is_written_configuration(content: bytes) -> bool:
 class ConfigKeeper(SaveConfigCallback):
     """Writes the configuration of a run to its folder, without replacing another configuration.
 
-    Without a logger a run has no folder, and nothing is written. A test that is logged to the folder of a fit does not
-    change the configuration of the fit. If a resumed fit has another configuration, the earlier one is renamed.
+    Without a logger nothing is written. A test logged to the folder of a fit does not change its configuration. If a
+    resumed fit has another configuration, the earlier one is renamed.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the configuration if the run has a folder.
-
-        Raises:
-            ValueError: A fit would replace files of another run. All processes raise it.
-        """
+        """Write the configuration if the run has a folder."""
         if self.already_saved or not trainer.loggers:
             return
         self.already_saved = True
@@ -279,7 +261,7 @@ def keeps_a_run(trainer: Trainer) -> bool:
 
 
 class Recorder(Callback):
-    """Writes the record of a fit to the folder of its run, and stores the checkpoints of an interrupted fit."""
+    """Writes the record of a fit, and stores the checkpoints of an interrupted fit."""
 
     # message about the checkpoints of an interrupted fit
     sentence = ""
@@ -325,14 +307,9 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def command(arguments: Sequence[str]) -> FewshotCLI:
-    """Run `fit`, `validate` or `test`, and return the CLI with its trainer, model and datamodule.
+    """Run `fit`, `validate` or `test`, and return the CLI.
 
-    Args:
-        arguments: The command and its options.
-
-    Raises:
-        ValueError: The settings, the checkpoint or the data are invalid, also according to Lightning.
-        KeyboardInterrupt: The run was interrupted, or ended by SIGTERM. The message names the checkpoints of a fit.
+    A KeyboardInterrupt, also after SIGTERM, names the checkpoints of a fit.
     """
     words = with_paths(["--help" if word == "--help=full" else word for word in arguments])
     earlier_words = sys.argv
@@ -391,9 +368,9 @@ def quiet_lightning() -> Iterator[None]:
 
 
 def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
-    """Return the interrupt that made Lightning exit, with a text; the exit itself if there was no interrupt.
+    """Return the interrupt that made Lightning exit, with a text; without one, the exit.
 
-    Lightning exits with status 0 after SIGTERM, so Slurm, Kubernetes and `timeout` would consider the run complete.
+    Lightning exits with 0 after SIGTERM, so Slurm and Kubernetes would consider the run complete.
     """
     if isinstance(stop, SIGTERMException):
         return Terminated(text)
@@ -405,9 +382,6 @@ def with_paths(arguments: Sequence[str]) -> list[str]:
 
     `--config protonet_dr_folder` becomes the path of this configuration, and `--config s3://bucket/run/config.yaml` the path
     of a local copy.
-
-    Raises:
-        ValueError: A word is neither a file nor a configuration. The message suggests the closest name.
     """
     joined = ("--config=", "-c=")
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith(joined) else [word])]
@@ -433,7 +407,7 @@ def _configured(words: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def names_a_model(words: Sequence[str]) -> bool:
-    """Return whether a configuration or an option sets the class of the model, and not only settings of ProtoNet."""
+    """Return whether a configuration or an option sets the class of the model."""
     models = [_model_of(Path(file)) for _, file in _configured(words)]
     return any(word.partition("=")[0] in ("--model", "--model.class_path") for word in words) or any(
         isinstance(model, Mapping) and "class_path" in model for model in models
@@ -441,11 +415,7 @@ def names_a_model(words: Sequence[str]) -> bool:
 
 
 def _model_of(file: Path) -> Any:
-    """Return the model of a configuration; None if the file does not exist.
-
-    Raises:
-        ValueError: The file is damaged, or is not a configuration. jsonargparse's message would not name the file.
-    """
+    """Return the model of a configuration; None if the file does not exist."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError:  # a missing file is reported with the other mistakes
@@ -465,7 +435,7 @@ def _model_of(file: Path) -> Any:
 
 
 def _holds_itself(content: Any, around: Sequence[int] = ()) -> bool:
-    """Return whether a part of a configuration is an alias of an enclosing part, which jsonargparse would read forever.
+    """Return whether a part is an alias of an enclosing part, which jsonargparse would read forever.
 
     `around` contains the ids of the enclosing parts.
     """
@@ -476,7 +446,7 @@ def _holds_itself(content: Any, around: Sequence[int] = ()) -> bool:
 
 
 def where_it_is_kept(trainer: Trainer) -> str:
-    """Return up to three lines: the folder of the run, its best checkpoint, and the command that tests it."""
+    """Return lines with the run's folder, its best checkpoint, and the command that tests it."""
     lines = []
     configuration: Location | None = None
     if keeps_a_run(trainer):

@@ -32,9 +32,7 @@ TAKEN_BY: dict[type, tuple[str, str]] = {
 def mistake_of_training(words: Sequence[str], options: Iterable[str]) -> str:
     """Return a message about an unknown option, missing data, or a wrong class; empty for any other mistake.
 
-    Args:
-        words: `fit`, `validate` or `test`, and the words after it.
-        options: The names of the options that the parser lists, without the settings of classes that options name.
+    `options` are the names that the parser lists, without the settings of classes that options name.
     """
     unknown = unknown_option(words, {*options, "config", "print_config"})
     if unknown:

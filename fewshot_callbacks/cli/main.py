@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush(program: str) -> int:
-    """Flush the standard output, and return the exit status: 1 if it cannot be written, else 0."""
+    """Flush standard output; return 1 if it cannot be written, else 0."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -191,7 +191,7 @@ def _modules_of_working_folder() -> Iterator[None]:
 
 
 def _load(command: str, words: list[str]) -> tuple[Callable[[Any], int | None], Any]:
-    """Return the function of a command, and its argument: the parsed options, or the words for Lightning's CLI."""
+    """Return a command's function and its argument: options, or words for Lightning's CLI."""
     if command not in OPTIONS:
         return import_module("fewshot_callbacks.cli.fit").run, words
     from fewshot_callbacks.cli.parsing import parse  # noqa: PLC0415 - `fewshot --help` needs no jsonargparse
@@ -226,6 +226,6 @@ def one_line(error: Exception) -> str:
 
 
 def _raised_in(package: str, error: Exception) -> bool:
-    """Return whether a function of a package raised an error, whatever the class of the error, such as OSError."""
+    """Return whether a package raised an error of any class."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith(package)

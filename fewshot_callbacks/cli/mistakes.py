@@ -17,10 +17,8 @@ class MistypedError(Exception):
 def unknown_option(words: Sequence[str], options: Iterable[str]) -> str:
     """Return a message about the first unknown option; empty if all are known.
 
-    Args:
-        words: The words of the command line.
-        options: The names of all options, without dashes. If an option takes a class, its settings may be missing:
-            `--data.train.ways` may be a setting of the class that `--data` names.
+    `options` have no dashes, and may lack the settings of classes: `--data.train.ways` may be a setting of the class
+    that `--data` names.
     """
     names = {*options, "help"}
     for word in words:
@@ -50,9 +48,9 @@ def values_of(words: Sequence[str]) -> list[tuple[str, str]]:
 def reason(error: BaseException) -> str:
     """Return why jsonargparse rejects a value, in one line.
 
-    jsonargparse raises each error from its cause, and the text of an error repeats the texts of all its causes, with every
-    type that was tried. The first line of the outermost error names the option. Each class has its own parser, which
-    raises another `ArgumentError` that names the option of the class. The innermost error is the reason.
+    jsonargparse repeats the texts of all causes in each error, with every type that was tried. The first line of the
+    outermost error names the option; the class of an option has its own parser, whose `ArgumentError` names the
+    setting. The innermost error is the reason.
     """
     causes = [error]
     while causes[-1].__cause__ is not None:
@@ -93,7 +91,7 @@ def kinds_of(kind: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
-    """Return a question that suggests the only name with this prefix, or else a similar name; empty if there is neither."""
+    """Return a question that suggests the only name with this prefix, or else a similar name, if any."""
     names = sorted(known)
     matches = [other for other in names if other.startswith(name)]
     if len(matches) != 1:

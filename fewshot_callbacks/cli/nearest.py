@@ -34,11 +34,7 @@ EXCLUDING = ("ids", "groups")
 
 
 def run(options: Nearest) -> None:
-    """Search, write the file, and print a summary.
-
-    Raises:
-        ValueError: The options conflict with each other or with the files.
-    """
+    """Search, write the file, and print a summary."""
     if options.output is None:
         raise InputError("the output file is missing. Pass -o truth.parquet, or -o truth.ivecs.")
     # The search may take hours, so a mistake is reported before it.
@@ -96,11 +92,7 @@ class StoredArray(NamedTuple):
 
 
 def _arrays_of(all_sets: list[StoredSets]) -> dict[str, StoredArray | None]:
-    """Return argument -> array, for queries, gallery, ids and groups; None for an array that does not exist.
-
-    Raises:
-        ValueError: `--gallery` is passed, and a file already contains queries and a gallery.
-    """
+    """Return argument -> array, or None, for queries, gallery, ids and groups."""
     names = ("queries", "gallery", *(f"{prefix}_{kind}" for prefix in ("query", "gallery") for kind in EXCLUDING))
     arrays = {name: StoredArray(all_sets[0], name) for name in names}
     if len(all_sets) == 2:
@@ -116,7 +108,7 @@ def _arrays_of(all_sets: list[StoredSets]) -> dict[str, StoredArray | None]:
 
 
 def _compared(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the search. Ids that only one of two sets has exclude nothing, and are left out."""
+    """Return the arguments of the search, without ids that only one of two sets has."""
     has_lone_ids = arrays["gallery"] is not None and (arrays["query_ids"] is None) != (arrays["gallery_ids"] is None)
     return {name: None if has_lone_ids and name.endswith("_ids") else values for name, values in arrays.items()}
 
@@ -124,10 +116,7 @@ def _compared(arrays: dict[str, Any]) -> dict[str, Any]:
 def _drawn_queries(options: Nearest, queries: int, ids: Any) -> Callable[[int], Int[Tensor, "drawn"]] | None:
     """Return a function that returns the drawn queries; None if all queries are searched.
 
-    Args:
-        options: The options of the command.
-        queries: Number of queries of all processes.
-        ids: The id of each query, or None. Only the first query of each id can be drawn.
+    Only the first query of each id can be drawn. `queries` counts the queries of all processes.
     """
     if options.queries is None:
         return None

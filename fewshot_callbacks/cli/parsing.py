@@ -48,12 +48,7 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 def parse(command: str, words: Sequence[str]) -> Any:
-    """Return the options of a command: an instance of its class in `OPTIONS`.
-
-    Raises:
-        MistypedError: If the command line is invalid.
-        SystemExit: After printing the help.
-    """
+    """Return the options of a command: an instance of its class in `OPTIONS`."""
     owner = OPTIONS[command]
     types = {field.name: kind for _, field, kind in options_of(owner)}
     encodable = [_encodable(word) for word in words]
@@ -68,7 +63,7 @@ def parse(command: str, words: Sequence[str]) -> Any:
 
 
 def _instance(owner: type, values: Mapping[str, Any]) -> Any:
-    """Return an instance of a class of options. A nested class gets the values of its fields, by name."""
+    """Return an instance of a class of options, with its nested classes."""
     arguments = {field.name: values[field.name] for field in fields(owner) if field.name in values}
     for name, kind in get_type_hints(owner).items():
         if isinstance(kind, type) and is_dataclass(kind):
@@ -159,7 +154,7 @@ def _accepts(kind: Any, word: str) -> bool:
 
 
 def in_yaml(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line, with numbers in YAML's spelling for the options that take numbers."""
+    """Return a command line with the numbers of its options in YAML's spelling."""
     words_in_yaml: list[str] = []
     option = ""
     for word in words:

@@ -78,11 +78,7 @@ class PlannedFiles(NamedTuple):
 
 
 def run(options: Plan) -> None:
-    """Print the plan.
-
-    Raises:
-        ValueError: Sizes are missing, or passed together with files; or as `Shards` and `plan_evaluation` do.
-    """
+    """Print the plan."""
     _refuse_options_of_here(options)
     files = None
     if options.files is not None:
@@ -112,7 +108,7 @@ def run(options: Plan) -> None:
 
 
 def _add_reading(table: Table, read: Mapping[str, float | None]) -> None:
-    """Add the rows about fetching and reading. `read` contains the values for JSON, and is empty without files."""
+    """Add the rows about fetching and reading. `read` is empty without files."""
     if read.get("bytes_to_fetch"):
         meaning = "once, before the evaluation; each process fetches its own files"
         table.add_row("copies of remote files", _bytes(read["bytes_to_fetch"] or 0), meaning)
@@ -152,7 +148,7 @@ def _measured(plan: EvaluationPlan, options: Plan) -> MeasuredEvaluation:
 
 
 def _planned_files(files: str, options: Plan) -> PlannedFiles:
-    """Return the files of all items, or of the gallery if a file has two sets, and print notes about them."""
+    """Return the files of all items, or of the gallery if there are two sets; print notes."""
     if options.dim is not None or options.gallery is not None:
         raise InputError(
             "--files already determines the number and dimension of the items. Leave out --dim and --gallery."
@@ -266,7 +262,7 @@ def _memory(plan: EvaluationPlan, memory_mb: float | None) -> tuple[str, str]:
 
 def _embeddings(plan: EvaluationPlan, sizes: Sizes, place: str) -> tuple[str, str]:
     """Return the bytes of the embeddings, and a description. One set counts once."""
-    if sizes.gallery is None:  # one set
+    if sizes.gallery is None:
         meaning = f"one set, both queries and gallery, in {sizes.dtype}{place}"
         return _bytes(plan.gallery_bytes), meaning
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"

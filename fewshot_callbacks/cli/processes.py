@@ -34,11 +34,7 @@ MOST_QUERIES = 1.5
 
 
 def joined_processes() -> Processes:
-    """Join the processes that torchrun or Slurm's srun has started, and return them.
-
-    Raises:
-        ValueError: Slurm's variables contradict each other.
-    """
+    """Join the processes that torchrun or Slurm's srun has started, and return them."""
     # Outside srun, the script of a Slurm job is a single process.
     if "WORLD_SIZE" not in os.environ and {"SLURM_NTASKS", "SLURM_STEP_ID"} <= set(os.environ):
         join_slurm()
@@ -67,11 +63,7 @@ def join_slurm() -> None:
 
 
 def read_in_all(processes: Processes, read: Callable[[], T]) -> T:
-    """Return what this process reads, after every process has read. *Collective*.
-
-    Raises:
-        ValueError: A process could not read. All processes raise the error of the first such process.
-    """
+    """Return what this process reads, after every process has read. *Collective*."""
     if processes.count == 1:
         return read()
     results: list[T] = []
@@ -87,11 +79,7 @@ def read_in_all(processes: Processes, read: Callable[[], T]) -> T:
 
 
 def list_in_all(file: Path, processes: Processes) -> ListedShards:
-    """Return the files of a set, which are the same in every process. *Collective*.
-
-    Raises:
-        ValueError: There are no files, or a process finds other files than process 0. All processes raise it.
-    """
+    """Return the files of a set, which are the same in every process. *Collective*."""
     listed = read_in_all(processes, lambda: list_shards(file))
     if processes.count == 1:
         return listed
@@ -128,16 +116,9 @@ class OpenedShards(NamedTuple):
 def open_shards(listed: ListedShards, requests: Sequence[Mapping[str, Any]], processes: Processes) -> OpenedShards:
     """Return the shards of each request. Each process opens only its own files if possible. *Collective*.
 
-    All processes open all files if there are fewer files than processes, if a process would have many more queries than the
-    others, or if all files must be read to find out whether they are compatible.
-
-    Args:
-        listed: All files.
-        requests: Arguments of `Shards`. The first request has the column `is_gallery`, if there is one.
-        processes: All processes.
-
-    Raises:
-        ValueError: As `Shards` does. All processes raise it.
+    All processes open all files if there are fewer files than processes, if a process would have many more queries than
+    the others, or if only all files show whether they are compatible. `requests` are arguments of `Shards`. The first
+    has the column `is_gallery`, if there is one.
     """
     if 1 < processes.count <= len(listed.files):
         parts = [_open_part(listed, request, processes) for request in requests]
@@ -151,8 +132,7 @@ def open_shards(listed: ListedShards, requests: Sequence[Mapping[str, Any]], pro
 def _open_part(listed: ListedShards, request: Mapping[str, Any], processes: Processes) -> Shards | None:
     """Return the shards of the files of this process. *Collective*.
 
-    The result is None in every process if the files of a process have no rows, or if all files must be read to find out
-    whether they are compatible.
+    None in every process if the files of a process have no rows, or if only all files show whether they are compatible.
     """
     own = files_of_process(listed, processes)
     arguments: dict[str, Any] = dict(request)
@@ -184,11 +164,7 @@ def _rows_of_columns(
 ) -> dict[str, NDArray[Any]]:
     """Return argument -> the requested rows of its column.
 
-    Args:
-        columns: Argument -> the path of `.npy` files that cover all rows.
-        listed: All files of the vectors.
-        all_rows: Number of rows in these files.
-        rows: The requested rows.
+    `columns` maps an argument to the path of `.npy` files that cover all rows.
     """
     return {
         argument: join_column(read_own_files(column, argument), argument, listed.files, all_rows)[rows]
@@ -197,9 +173,9 @@ def _rows_of_columns(
 
 
 def _forms_of(shards: Shards) -> str | None:
-    """Return a description of the types of vectors and columns, which must be the same in all files.
+    """Return a description of the types, which must be the same in all files.
 
-    It is None if a word is not in Unicode's composed form, since the files of another process may spell it differently.
+    None if a word is not in Unicode's composed form: another process's files may spell it differently.
     """
     forms = [f"{shards.shape[1]} {shards.dtype}"]
     for kind in KINDS:
@@ -222,11 +198,7 @@ def _are_balanced(shards: Shards, processes: Processes) -> bool:
 def part_of_process(queries: Any, arguments: dict[str, Any], processes: Processes) -> tuple[Any, dict[str, Any]]:
     """Return this process's part of the queries, and the arguments of `evaluate_retrieval` for its part and its share.
 
-    Args:
-        queries: All queries.
-        arguments: The arguments for all queries and gallery items, including `gallery`. The names of gallery arrays begin
-            with `gallery`.
-        processes: All processes. Each gets contiguous rows, and about equally many.
+    Each process gets contiguous rows, and about equally many. The names of gallery arrays begin with `gallery`.
     """
     query_rows = _rows_of_process(len(queries), processes)
     gallery_rows = query_rows
@@ -255,7 +227,7 @@ def _rows_of_process(rows: int, processes: Processes) -> slice:
 
 
 def _take_rows(values: Any, rows: slice) -> Any:
-    """Return contiguous rows of an array, a list or rows on disk. Rows on disk are not read."""
+    """Return contiguous rows of an array, a list or rows on disk, which are not read."""
     if isinstance(values, Shards | RowSubset):
         mask = np.zeros(len(values), bool)
         mask[rows] = True

@@ -25,7 +25,6 @@ from fewshot_callbacks.report.items import find_images
 from fewshot_callbacks.system.terminal import as_text, note, printable
 from fewshot_callbacks.system.words import counted
 
-# The default of `-o`.
 UNNAMED = Path("report.html")
 
 
@@ -78,7 +77,7 @@ def _refuse_several_labels(sets: StoredSets) -> None:
 
 
 def _output(path: Path | None) -> Path:
-    """Return the path of `-o`, or by default a name that is free or belongs to an earlier report."""
+    """Return the path of `-o`, or a name that is free or has an earlier report."""
     return free_path(UNNAMED, is_report) if path is None else path
 
 
@@ -94,11 +93,7 @@ def _model(sets: StoredSets, options: Report, settings: RetrievalSettings) -> Mo
 
 
 def _items_of_both(sets: StoredSets, options: Report) -> tuple[ReportItems, ReportItems | None]:
-    """Return the queries of a file with their images, and its gallery; None without a gallery.
-
-    Raises:
-        ValueError: If the numbers of images and items differ.
-    """
+    """Return the queries of a file with their images, and its gallery; None without a gallery."""
     if sets.gallery is None:
         return _items(sets, "query", "items", options.images, options), None
     queries = _items(sets, "query", "queries", options.images, options)
@@ -106,11 +101,7 @@ def _items_of_both(sets: StoredSets, options: Report) -> tuple[ReportItems, Repo
 
 
 def _training_items(sets: StoredSets, file: Path, options: Report) -> ReportItems:
-    """Return the items of `--train`.
-
-    Raises:
-        ValueError: The file has two sets, or embeddings with another dim than `sets`.
-    """
+    """Return the items of `--train`."""
     train = load_one_set(file)
     dim = np.shape(sets.queries)[-1]
     train_dim = np.shape(train.queries)[-1]
@@ -125,15 +116,7 @@ def _training_items(sets: StoredSets, file: Path, options: Report) -> ReportItem
 def _items(sets: StoredSets, side: str, name: str, images: Path | None, options: Report) -> ReportItems:
     """Return the items of one set with their images.
 
-    Args:
-        sets: The sets of a file.
-        side: "query" or "gallery".
-        name: The name of the set in the report.
-        images: The folder of the images; None for the folder of the file.
-        options: The options of the command.
-
-    Raises:
-        ValueError: The report would replace one of the images.
+    `side` is "query" or "gallery". `images` is None for the folder of the file.
     """
     embeddings = sets.gallery if side == "gallery" else sets.queries
     files = _files(sets, side, len(embeddings), images)
@@ -187,10 +170,7 @@ def _files(sets: StoredSets, side: str, items: int, folder: Path | None) -> list
 def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
     """Return the image files that an .npz file lists. All are inside the folder of the images.
 
-    The person who shares a report may not be the author of the .npz file, which could list private files.
-
-    Raises:
-        ValueError: A path leads out of the folder: it is absolute, or contains `..` or a link that does.
+    The .npz file may be from another author, and could list private files.
     """
     names = [os.fsdecode(name) if isinstance(name, bytes) else str(name) for name in paths.tolist()]
     for name in names:

@@ -26,11 +26,8 @@ VECTORS = ("queries", "gallery")
 def journal_of(options: Evaluate, processes: Processes, all_sets: Sequence[StoredSets]) -> Journal | None:
     """Return the journal of an evaluation of these files with these settings; None without `--resume`.
 
-    Each process describes what it reads. Files of vectors are identified by size and modification time, since hashing them
-    takes as long as a pass over them. Other arrays are identified by their content.
-
-    Raises:
-        ValueError: In any process, the folder contains the state of another evaluation, or other files.
+    Each process describes what it reads: files of vectors by size and modification time, since hashing takes as long as
+    a pass; other arrays by their content.
     """
     if options.resume is None:
         return None
@@ -82,7 +79,7 @@ def _description(
 
 
 def _stamps_of(files: Sequence[Path]) -> str:
-    """Return a text that changes if a file is rewritten: total size, latest time, and a digest of all sizes and times."""
+    """Return the total size, the latest time, and a digest of all sizes and times."""
     stamps = [(str(file), *file_stamp(file)) for file in files]
     size = sum(stamp[1] for stamp in stamps)
     last_written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(stamp[2] for stamp in stamps) / 1e9))

@@ -21,9 +21,6 @@ class TrainingRecord:
     """The progress of a run, written after each epoch and at the end.
 
     Args:
-        epochs: Number of completed epochs.
-        steps: Number of optimiser steps in these epochs.
-        max_epochs: Requested number of epochs.
         ended: Whether the run completed all epochs, or was stopped by a callback.
         head: Head of a ProtoNet, the default name of a run in comparisons.
     """
@@ -63,8 +60,8 @@ class TrainingRecord:
 def best_checkpoint(run: Location) -> Location | None:
     """Return the best checkpoint of a run; None without checkpoints.
 
-    It is the newest file with a name that begins with `best`, since a second run in the same folder writes `best-v1.ckpt`.
-    Otherwise it is the newest file that begins with `last`, or else the newest of all.
+    It is the newest file that begins with `best`, since a second run in the folder writes `best-v1.ckpt`, or else with
+    `last`, or else the newest of all.
     """
     if isinstance(run, str):
         time_of: dict[Location, Any] = times_at_address(posixpath.join(run, "**/*.ckpt"))
@@ -80,7 +77,7 @@ def best_checkpoint(run: Location) -> Location | None:
 def checkpoints_below(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder and its subfolders, sorted.
 
-    Broken links and files that operating systems create, such as `._best.ckpt` on a Mac, are skipped.
+    Broken links and system files, such as `._best.ckpt` on a Mac, are skipped.
     """
     return [
         file

@@ -58,11 +58,7 @@ def run(options: SearchQualityOptions) -> int:
 
 
 def read_found_lists(file: Path) -> NDArray[Any]:
-    """Return (queries, columns) the result lists in a file.
-
-    Raises:
-        ValueError: The file has another format, is damaged, or has no such array.
-    """
+    """Return (queries, columns) the result lists in a file."""
     path = local_copy(file)
     if not path.is_file():
         raise InputError(
@@ -107,11 +103,7 @@ def _read_ivecs(file: Path) -> NDArray[np.int32]:
 
 
 def _lists_of_process(file: Path, queries: int, processes: Processes) -> NDArray[Any]:
-    """Return the result lists of the queries of this process. *Collective*.
-
-    Raises:
-        ValueError: As `read_found_lists` does, or the number of lists differs from the number of queries.
-    """
+    """Return the result lists of the queries of this process. *Collective*."""
     found = read_found_lists(file)
     if processes.count == 1:
         return found
@@ -152,7 +144,7 @@ def _sets_of(options: SearchQualityOptions, processes: Processes) -> dict[str, A
 
 
 def _leave_out_lone(arguments: dict[str, Any]) -> None:
-    """Remove labels that only one of two files has, since the label metrics need the labels of both."""
+    """Remove labels that only one of two files has."""
     pair = ("query_labels", "gallery_labels")
     if any(arguments[name] is None for name in pair):
         arguments.update(dict.fromkeys(pair))

@@ -64,7 +64,6 @@ class StoredSets:
     """The queries and the gallery of a file of embeddings; only queries if it has one set.
 
     Args:
-        file: The file, a folder or a glob.
         arrays: Argument of `evaluate_retrieval` -> a NumPy array, (items,) or (items, labels), never a list. Paths are
             called `query_paths` and `gallery_paths`. Missing arrays are not keys. Vectors, (items, dim), may be rows on
             disk.
@@ -110,14 +109,14 @@ class StoredSets:
         return names_of_one[name]
 
     def rows_of_process(self, name: str, processes: Processes) -> Any:
-        """Return this process's rows of the array of an argument; None if the file does not have it."""
+        """Return this process's rows of an argument's array; None without it."""
         values = self.arrays.get(name)
         if values is None or self.is_part or processes.count == 1:
             return values
         return own_rows(values, processes)
 
     def column_of_all(self, name: str, processes: Processes) -> NDArray[Any]:
-        """Return all rows of the column of an argument; empty if the file does not have it. *Collective*."""
+        """Return all rows of an argument's column; empty without it. *Collective*."""
         values = np.asarray(self.arrays.get(name, ()))
         return processes.joined(values) if self.is_part else values
 
@@ -139,17 +138,8 @@ def read_sets(
 ) -> StoredSets:
     """Return the sets of a file. Only the vectors of an .npz file are read into memory. *Collective*.
 
-    If there are enough files, each process reads its own files. Otherwise every process reads all files.
-
-    Args:
-        file: A file, a folder or a glob, or an address.
-        columns: The names of its arrays or columns.
-        needed: What each item needs in addition to its vector, such as "labels".
-        slices: The arrays or columns of attributes.
-        processes: The processes that read the sets together.
-
-    Raises:
-        ValueError: As `load_sets` and `Shards` do, or needed labels are missing. All processes raise it.
+    If there are enough files, each process reads its own files. Otherwise every process reads all files. `needed` is
+    what each item needs in addition to its vector, such as "labels". `slices` are the arrays or columns of attributes.
     """
     passed = columns.passed()
     is_glob = glob.has_magic(str(file)) and (is_address(file) or not file.is_file())
@@ -214,15 +204,8 @@ def load_sets(
 ) -> StoredSets:
     """Return the sets of an .npz file.
 
-    Args:
-        file: The file, or its address.
-        needed: What each item needs in addition to its vector, such as "labels".
-        slices: The arrays of attributes.
-        has_options: Whether the command has options for the names of arrays, such as `--labels NAME`.
-
-    Raises:
-        ValueError: The file is not an .npz file, mixes the names for one set and for two sets, or lacks an array. The
-            message lists its arrays.
+    `needed` is what each item needs in addition to its vector, such as "labels". `has_options` is true if the command
+    has options for the names of arrays, such as `--labels NAME`.
     """
     file = local_copy(file)
     how = f"Write one with numpy.savez(path, {', '.join(f'{name}=...' for name in ('embeddings', *needed))})."
@@ -273,11 +256,7 @@ def _where(file: Path, name: str, values: NDArray[Any], mask: NDArray[np.bool_],
 
 
 def load_one_set(file: Path, needed: Sequence[str] = ("labels",), slices: Sequence[str] = ()) -> StoredSets:
-    """Return the set of an .npz file. The arguments are as in `load_sets`.
-
-    Raises:
-        ValueError: The file has queries and a gallery, or as `load_sets` does.
-    """
+    """Return the set of an .npz file. The arguments are as in `load_sets`."""
     sets = load_sets(file, needed, slices)
     if sets.gallery is not None:
         raise InputError(
@@ -288,11 +267,7 @@ def load_one_set(file: Path, needed: Sequence[str] = ("labels",), slices: Sequen
 
 
 def first_of_each_id(sets: StoredSets) -> StoredSets:
-    """Return one set with the first item of each id; two sets unchanged.
-
-    Raises:
-        ValueError: The number of ids differs from the number of items or of values of an attribute.
-    """
+    """Return one set with the first item of each id; two sets unchanged."""
     ids = sets.get("query_ids")
     if ids is None or sets.gallery is not None:
         return sets
@@ -353,7 +328,7 @@ def _refuse_missing(file: Path, held: Iterable[str], needed: Sequence[str], how:
 
 
 def _refuse_mixed_names(file: Path, names: Iterable[str]) -> None:
-    """Raise an error if a file mixes the names for one set and the names for two sets."""
+    """Raise an error if a file mixes names for one set and for two sets."""
     of_one = [name for name in names if name in ONE_SET]
     of_two = [name for name in names if name in TWO_SETS]
     if not of_one or not of_two:
@@ -390,7 +365,7 @@ def _renames(new_names: Mapping[str, str | None], held: Iterable[str]) -> str:
 
 
 def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str]) -> None:
-    """Raise an error for an .npz file with two sets if it is read as a file with one set.
+    """Raise an error if an .npz file with two sets is read as one set.
 
     `columns` is option -> the name of an array, for the options that are passed.
     """
@@ -408,7 +383,7 @@ def _refuse_two_sets(file: Path, names: Sequence[str], columns: Mapping[str, str
 
 
 def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, has_options: bool) -> list[str]:
-    """Return a note for each array that is not read although its name is similar to a known name."""
+    """Return a note for each unread array whose name is similar to a known name."""
     notes = []
     for name in names:
         if name in (*known, LABEL_NAMES):
@@ -427,11 +402,7 @@ def _notes_on_unread(file: Path, names: Iterable[str], known: Sequence[str], *, 
 
 
 def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one set, divided into queries and gallery by `is_gallery`.
-
-    Raises:
-        ValueError: An array does not have one value per item, or `is_gallery` is not boolean.
-    """
+    """Return the arrays of one set, divided into queries and gallery by `is_gallery`."""
     is_gallery = as_booleans(held[IS_GALLERY])
     arrays: dict[str, NDArray[Any]] = {}
     for name, query_name in QUERY_NAMES.items():
@@ -448,11 +419,7 @@ def _divided(file: Path, held: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
 
 
 def _load_npz(file: Path, how: str) -> dict[str, NDArray[Any]]:
-    """Return all arrays of an .npz file. Messages end with `how`, which explains how to write one.
-
-    Raises:
-        ValueError: The file does not exist, is not an .npz file, or is damaged.
-    """
+    """Return all arrays of an .npz file. Messages end with `how`."""
     if not file.exists():
         raise InputError(f"{file} does not exist. {how}")
     # `np.load` would also open a single array, and its message for other files suggests pickles.

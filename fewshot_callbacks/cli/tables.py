@@ -97,13 +97,8 @@ def comparison_table(
 ) -> Table:
     """Return the table that compares two evaluations.
 
-    Args:
-        differences: Metric -> the first evaluation minus the second.
-        names: The names of the first and the second evaluation.
-        title: The line above the table.
-        caption: The text below the table. The reasons for missing intervals are appended.
-        earlier_first: Show the second evaluation, which is subtracted, to the left of the first.
-        users_metrics: Key -> metric, for metrics that a user has defined.
+    The reasons for missing intervals are appended to the caption. With `earlier_first`, the second evaluation, which is
+    subtracted, is to the left of the first.
     """
     reasons = without_interval(differences, users_metrics)
     table = Table(
@@ -178,7 +173,7 @@ def _table_of_slices(slices: Slices | SliceGains | SliceRates, title: str, capti
 
 
 def compression_tables(compression: CompressionReport) -> list[Table]:
-    """Return a table for each compared metric, with a row for the whole embedding and for each compressed form."""
+    """Return a table per compared metric, with a row per form of the embedding."""
     return [_compression_table(compression, key) for key in compression.compared()]
 
 
@@ -199,7 +194,7 @@ def _compression_table(compression: CompressionReport, key: str) -> Table:
 
 
 def without_interval(differences: Mapping[str, Difference], users_metrics: Mapping[str, RequestedMetric]) -> str:
-    """Return a sentence about the metrics without an interval and the reasons; empty if all have intervals."""
+    """Return a sentence on why metrics lack an interval; empty if none does."""
     names_by_reason: dict[str, list[str]] = {}
     for name, difference in differences.items():
         if math.isnan(difference.interval.low):

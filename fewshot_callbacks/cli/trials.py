@@ -78,11 +78,7 @@ def run(options: Trials) -> None:
 
 
 def check_figures(folder: Path) -> None:
-    """Check that figures can be written to a folder without replacing other files.
-
-    Raises:
-        ValueError: It is not a folder, or a file with the name of a figure was not written by `fewshot trials`.
-    """
+    """Check that figures can be written to a folder without replacing other files."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Pass the name of a folder to --figures.")
     for path in (folder / f"{name}.png" for name in FIGURES):
@@ -94,7 +90,7 @@ def check_figures(folder: Path) -> None:
 
 
 def _scores(trials: TrialList, options: Trials) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return the scores of the trials, from the list or from embeddings, and the slices for `evaluate_trials`."""
+    """Return the trials' scores, from the list or embeddings, and the slices."""
     if trials.scores is not None:
         if options.embeddings is not None:
             raise InputError(f"{options.file} contains scores. Leave out --embeddings, or pass a list of items.")

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Warm) -> None:
-    """Compile the kernels, and print their number, the time and the folder.
-
-    Raises:
-        ValueError: No folder can be written, or numba's compiler is disabled.
-    """
+    """Compile the kernels, and print their number, the time and the folder."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         raise InputError("NUMBA_DISABLE_JIT is set, so nothing can be compiled. Unset it.")
     with warnings.catch_warnings():
@@ -72,7 +68,7 @@ def _evaluate(*, float64: bool) -> None:
 
 
 def _evaluate_in_each_precision(embeddings: Tensor, labels: Tensor) -> None:
-    """Evaluate in each precision, because the choice of a later evaluation depends on the load of the machine."""
+    """Evaluate in each precision: a later choice depends on the load of the machine."""
     for precision in ("int8", "float32", "float64"):
         with engine_options(precision=precision):
             _evaluate_set(embeddings, labels)

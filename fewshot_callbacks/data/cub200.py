@@ -26,13 +26,7 @@ _SPLIT_OF_REMAINDER: tuple[Split, Split, Split, Split] = ("train", "val", "train
 def cub_split(class_id: int) -> Split:
     """Return the split of a class: "train", "val" or "test".
 
-    Let i = class_id - 1. Even i is "train", i mod 4 = 1 is "val", and i mod 4 = 3 is "test".
-
-    Args:
-        class_id: Number of the class in `classes.txt`, from 1.
-
-    Raises:
-        ValueError: The number is not positive.
+    Let i = class_id - 1. Even i is "train", i mod 4 = 1 is "val", and i mod 4 = 3 is "test". Class ids begin at 1.
 
     References:
         Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
@@ -118,13 +112,7 @@ class CUB200(ImageSet):
 
 
 class _ImageLists(NamedTuple):
-    """The contents of the three lists.
-
-    Attributes:
-        class_names: Class number -> class name.
-        paths: Image number -> image path.
-        classes: Image number -> class number.
-    """
+    """The contents of the three lists."""
 
     class_names: dict[int, str]
     paths: dict[int, str]

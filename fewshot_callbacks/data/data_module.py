@@ -150,7 +150,7 @@ class FewShotDataModule(LightningDataModule):
             raise InputError(" ".join(problems))
 
     def _problem(self, split: Split) -> str | None:
-        """Return why a split has too few classes or images for its episodes or batches; None if it has enough."""
+        """Return why a split has too few classes or images; None if it has enough."""
         dataset = self._not_augmented(split)
         batches = self.train if split == "train" else self.evaluation
         prefix = "--data.train." if split == "train" else "--data.evaluation."
@@ -256,8 +256,8 @@ def as_tuple(items: list[tuple[Tensor, int]]) -> Batch:
 def coming_epoch(trainer: Trainer | None) -> int:
     """Return the number of the next training epoch; it is not 0 in a resumed run.
 
-    Lightning passes the same number to `set_epoch`, but too late: workers fetch their first batches as soon as the loader
-    is made. `trainer.current_epoch` is one too small if the checkpoint was saved at the end of an epoch.
+    Lightning calls `set_epoch` too late: workers fetch their first batches as soon as the loader is made.
+    `trainer.current_epoch` is one too small if the checkpoint was saved at the end of an epoch.
     """
     if trainer is None:
         return 0

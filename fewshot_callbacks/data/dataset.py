@@ -99,16 +99,10 @@ def seeded_draw(name: str, seed: int) -> float:
 
 
 def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split:
-    """Return the split of a class, drawn from only its name and the seed: "train", "val" or "test".
+    """Return the split of a class, drawn only from its name and the seed.
 
     The split is "test" if `seeded_draw` is below `test_share`, "val" if it is below `test_share + val_share`, and "train"
     otherwise. Every machine draws the same splits.
-
-    Args:
-        name: Name of the class.
-        seed: Seed of the draw.
-        val_share: Expected fraction of validation classes.
-        test_share: Expected fraction of test classes.
 
     Examples:
         >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]

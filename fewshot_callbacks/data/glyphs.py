@@ -81,7 +81,7 @@ class DrawnGlyphs:
 
 
 def script_of(character: str) -> str:
-    """Return the script in the character's Unicode name, or `symbols` if the name contains none of `SCRIPTS`.
+    """Return the script in the character's Unicode name, or `symbols`.
 
     Examples:
         >>> [script_of(character) for character in "aλжեგ+7"]
@@ -94,10 +94,9 @@ def script_of(character: str) -> str:
 def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
     """Return drawings of every character that at least `min_faces` faces contain, light on dark, centred by the ink.
 
-    All characters have the same scale (em = 3/4 of the image), so that o and O differ. Only characters that do not fit
-    are drawn smaller. Three kinds of drawings are left out: characters without ink (spaces, control characters, lone
-    combining marks), missing-glyph boxes, and look-alikes. Drawing takes a few seconds, with a progress bar if standard
-    error is a terminal.
+    All characters have the same scale (em = 3/4 of the image), so that o and O differ; only characters that do not fit
+    are smaller. Characters without ink (spaces, control characters, lone combining marks), missing-glyph boxes and
+    look-alikes are left out. Drawing takes a few seconds.
     """
     fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
     files = [fonts / f"{face}.ttf" for face in FACES]
@@ -156,7 +155,7 @@ def _draw_face(file: Path, characters: list[str], size: int) -> Drawings:
 
 
 def _draw(characters: list[str], file: Path, size: int) -> UInt8[np.ndarray, "characters size size"]:
-    """Return images of characters in one font; the image of a character without ink is all zeros."""
+    """Return images of characters in one font; all zeros without ink."""
     side = size * SUPERSAMPLING
     largest_ink = int(side * INK)
     em = round(EM * size * SUPERSAMPLING)
@@ -178,7 +177,7 @@ def _draw(characters: list[str], file: Path, size: int) -> UInt8[np.ndarray, "ch
 
 
 def _ink(character: str, font: ImageFont.FreeTypeFont, side: int) -> Image.Image:
-    """Return an image of a character, cropped to its ink; the image is empty if the character has no ink."""
+    """Return an image of a character, cropped to its ink; empty without ink."""
     page = Image.new("L", (2 * side, 2 * side))  # large enough: an em is 3/8 of the page
     ImageDraw.Draw(page).text((side // 2, side * 5 // 4), character, fill=255, font=font, anchor="ls")
     return page.crop(page.getbbox() or (0, 0, 0, 0))
@@ -201,8 +200,8 @@ def _without_look_alikes(candidates: list[str], drawings: list[Drawings]) -> lis
 def _look_alikes(drawing: Drawings) -> list[tuple[str, str]]:
     """Return pairs of characters that look alike in one face.
 
-    The sum of the squared pixel differences of such a pair is at most 1 % of the larger sum of squared ink. These pairs
-    include pixel-identical drawings, and the same outline moved by a fraction of a pixel.
+    The sum of the squared pixel differences is at most 1 % of the larger sum of squared ink. This includes the same
+    outline moved by a fraction of a pixel.
     """
     characters = list(drawing)
     if not characters:
@@ -312,11 +311,8 @@ class Glyphs(FewShotDataset):
 def cache_file(size: int = 32, min_faces: int = 10) -> Path:
     """Return the path of the cached drawing, whether or not the file exists.
 
-    The file name depends on everything that changes the drawing, such as the version of matplotlib.
-
-    Args:
-        size: Height and width of the images, in pixels.
-        min_faces: Smallest number of faces that must contain a character.
+    The file name depends on everything that changes the drawing, such as the version of matplotlib. `size` is in
+    pixels. At least `min_faces` faces contain each character.
 
     Examples:
         >>> cache_file(size=32, min_faces=10).name
@@ -332,9 +328,7 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
 def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
     """Return the glyphs of all splits, from the cache if possible; otherwise draw and cache them.
 
-    Args:
-        size: Height and width of the images, in pixels.
-        min_faces: Smallest number of faces that must contain a character.
+    `size` is in pixels. At least `min_faces` faces contain each character.
 
     Examples:
         >>> load_drawing().characters[:3]
@@ -344,13 +338,9 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
 
 
 def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], noun: str) -> Drawn:
-    """Return a drawing from its cache file; if the file is missing or damaged, draw and cache it.
+    """Return a drawing from its cache file; if it is missing or damaged, draw and cache it.
 
-    Args:
-        file: The cache file.
-        kind: Class of the drawing, a dataclass of tensors and plain values.
-        draw: Function that draws it.
-        noun: Name of one image, for messages.
+    `kind` is a dataclass of tensors and plain values.
     """
     try:
         # Other users may be able to write to the folder; `weights_only` prevents a file from running code.

@@ -138,13 +138,9 @@ def check_image_size(image_size: int) -> None:
 def jitter_colours(images: Float[Tensor, "images 3 height width"], strength: float) -> None:
     """Change brightness, contrast and saturation of each image at random, in this order and in place.
 
-    Each change blends the image with black (brightness), with the image's mean grey (contrast) or with each pixel's grey
-    (saturation). The factor is uniform in 1 ± strength, at least 0, and drawn per image and change. Values are clamped to
-    [0, 1] after each change, as Pillow's `ImageEnhance` does.
-
-    Args:
-        images: The images, in [0, 1].
-        strength: The largest change of a factor; 0 changes nothing.
+    Each change blends the image with black (brightness), with the image's mean grey (contrast) or with each pixel's
+    grey (saturation). The factor is uniform in 1 ± strength, at least 0, and drawn per image and change. Values are
+    clamped to [0, 1] after each change, as Pillow's `ImageEnhance` does. A strength of 0 changes nothing.
     """
     low = max(0.0, 1 - strength)  # a negative factor would invert the image
     high = 1 + strength
@@ -374,11 +370,7 @@ def count_and_names(names: Sequence[str], noun: str) -> str:
 
 
 def required(path: Path, fix: str) -> Path:
-    """Return the path of a file or folder that must exist.
-
-    Raises:
-        FileNotFoundError: It does not exist; the message ends in `fix`.
-    """
+    """Return the path of a file or folder that must exist."""
     if path.exists():
         return path
     # The deepest existing folder shows which part of the path is correct.
@@ -387,17 +379,7 @@ def required(path: Path, fix: str) -> Path:
 
 
 def refuse_any(faulty: Sequence[object], fault: str, fix: str, error: type[Exception] = FileNotFoundError) -> None:
-    """Raise an error if there are faulty files or names; the message states the fault, the first of them and the fix.
-
-    Args:
-        faulty: The files or names that are missing or cannot be used.
-        fault: The fault, for the message.
-        fix: The last sentence of the message.
-        error: The class of the error.
-
-    Raises:
-        Exception: `faulty` is not empty; the error has the class `error`.
-    """
+    """Raise an error if there are faulty files or names; the message states the fault, the first of them and the fix."""
     if faulty:
         raise error(f"{fault}; the first is {str(faulty[0])!r}. {fix}")
 
@@ -413,17 +395,8 @@ def in_splits(
 ) -> dict[Split, list[ImageItem]]:
     """Return the images of each split, in the order of the lists; raise an error if the set is not complete.
 
-    Args:
-        listed: The split and the item of each image.
-        folder: The folder of the images.
-        lists: The name of the lists, for messages.
-        fix: Beginning of the sentence that explains how to complete the set.
-        published: The published number of classes per split.
-        partial: Leave out missing images and accept fewer classes; every split still needs a class.
-
-    Raises:
-        FileNotFoundError: An image is missing.
-        ValueError: An image is listed twice, the numbers of classes differ from the published numbers, or a split is empty.
+    `published` is the published number of classes per split. With `partial`, missing images are left out and fewer
+    classes are accepted, but every split needs a class.
     """
     complete_or_partial = f"{fix}, or pass partial=True to use only the files that exist."
     repeated = [file for file, times in Counter(item.file for _, item in listed).items() if times > 1]
@@ -462,15 +435,7 @@ def _check_published(
 
 
 def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:
-    """Raise an error if two splits share a class.
-
-    Args:
-        classes: The name of each split's folder or list, and its classes.
-        fix: The end of the message.
-
-    Raises:
-        ValueError: Two splits share a class; the message ends in `fix`.
-    """
+    """Raise an error if two splits share a class."""
     for (first, first_classes), (second, second_classes) in itertools.combinations(classes, 2):
         shared = sorted(set(first_classes) & set(second_classes))
         if shared:
@@ -478,22 +443,14 @@ def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> Non
 
 
 def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], folder: Path, fix: str) -> None:
-    """Raise an error if a split has no images; an incomplete set may have such a split.
-
-    Raises:
-        ValueError: A split has no images; the message ends in `fix`.
-    """
+    """Raise an error if a split has no images; an incomplete set may have such a split."""
     empty = [split for split, split_items in items.items() if not split_items]
     if empty:
         raise InputError(f"{folder} contains no class for {' and '.join(empty)}. {fix}")
 
 
 def check_shares(val_share: float, test_share: float) -> None:
-    """Raise an error if the shares leave no classes for training or for the test.
-
-    Raises:
-        ValueError: A share is out of range, or the shares add up to 1 or more.
-    """
+    """Raise an error if the shares leave no classes for training or for the test."""
     if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
         raise InputError(
             f"val_share is {val_share} and test_share is {test_share}; the other classes are for training. Use "

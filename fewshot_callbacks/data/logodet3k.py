@@ -47,15 +47,9 @@ _VARIANT = re.compile(r"-\d+$")
 def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> Split:
     """Return the split of a class, drawn by its brand (`split_of`): "train", "val" or "test".
 
-    The brand is the lower-case name without a final "-1", "-2", ..., so that all variants of a brand are in the same split.
-    The draw does not depend on the other classes: a class keeps its split if `min_boxes` changes or if the set is
-    incomplete. The fractions of validation and test classes match the shares only on average.
-
-    Args:
-        name: Name of the class.
-        val_share: Expected fraction of validation classes.
-        test_share: Expected fraction of test classes.
-        seed: Seed of the draw.
+    The brand is the lower-case name without a final "-1", "-2", ..., so all variants of a brand are in one split. The
+    draw does not depend on the other classes. The fractions of validation and test classes match the shares only on
+    average.
 
     Examples:
         >>> {logo_split(f"lexus-{i}", val_share=0.2, test_share=0.2, seed=0) for i in range(9)}
@@ -260,11 +254,8 @@ class _Annotations:
     """The contents of all annotations.
 
     Attributes:
-        items: The valid boxes.
         broken_boxes: Number of boxes that have no name, lack four finite numbers, are empty, or are outside the image.
         without_image: Annotations without an image.
-        unreadable: Annotations and images that cannot be read.
-        of_systems: Number of files that operating systems leave in folders, by name.
     """
 
     items: list[ImageItem] = field(default_factory=list)
@@ -344,10 +335,7 @@ def _box(
 ) -> tuple[int, int, int, int] | None:
     """Return left, top, right and bottom of an object in the upright image, clipped to it; None for a broken box.
 
-    Args:
-        element: The object in the annotation.
-        size: The size of the image.
-        is_of_stored_picture: Whether the box refers to the stored image, before its Exif tag rotates it.
+    `is_of_stored_picture` means that the box refers to the stored image, before its Exif tag rotates it.
     """
     sides = ("xmin", "ymin", "xmax", "ymax")
     try:

@@ -420,15 +420,7 @@ def check_class_balance(
 ) -> None:
     """Raise an error if the labels are too few for batches of these sizes.
 
-    Args:
-        labels: The class of each item.
-        classes_per_batch: Classes per batch.
-        items_per_class: Items per class in a batch.
-        class_names: Class names by label, for error messages.
-        prefix: Prefix of the two sizes in the fix that the message names, such as `--data.train.`.
-
-    Raises:
-        ValueError: There are too few classes, or a class has too few items.
+    `prefix` is put before the two sizes in the fix that the message names, such as `--data.train.`.
 
     Examples:
         >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))

@@ -26,7 +26,7 @@ Location = Path | str
 
 
 def is_address(path: object) -> bool:
-    """Return whether this is the address of a file or a folder, and not a path on this machine.
+    """Return whether this is an address, and not a path on this machine.
 
     Examples:
         >>> is_address("s3://bucket/run"), is_address(Path("s3://bucket/run")), is_address("runs/version_0")
@@ -38,7 +38,7 @@ def is_address(path: object) -> bool:
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Return a path as text: an address with both slashes, although `Path` keeps only one; file:// as a plain path.
+    """Return a path as text: an address with both slashes, file:// as a plain path.
 
     Examples:
         >>> path_text(Path("s3://bucket/run")), path_text("file:///data/run"), path_text(Path("runs"))
@@ -157,10 +157,7 @@ def times_at_address(pattern: str) -> dict[Location, Any]:
 def upload(file: Path, address: str, is_replaceable: Callable[[Path], bool]) -> None:
     """Copy a file to an address, unless a file that must not be replaced is already there.
 
-    Args:
-        file: The file.
-        address: Destination of the copy.
-        is_replaceable: Returns whether the file at the address may be replaced, given a copy of it.
+    `is_replaceable` is called with a copy of the file at the address.
 
     Raises:
         FileExistsError: If the file at the address must not be replaced.

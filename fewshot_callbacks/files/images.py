@@ -44,13 +44,8 @@ _TELL_THE_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type e
 def read_image(file: str | Path, longest: int | None = None, background: str = "white") -> Image.Image:
     """Return the image in a file as a viewer shows it (see `as_seen`), in a mode that `convert` can convert.
 
-    Args:
-        file: The image file.
-        longest: Pixels of a side. A JPEG may be decoded at a smaller size, in whole steps, if its sides stay above this.
-        background: The colour behind transparent pixels.
-
-    Raises:
-        ValueError: If it cannot be read: it is not a regular file, not an image, broken, or has values of unknown range.
+    A JPEG may be decoded at a smaller size, in whole steps, if its sides stay above `longest` pixels. `background` is
+    the colour behind transparent pixels.
     """
     with _opened(file) as image:
         if longest is not None:
@@ -63,15 +58,8 @@ def read_image(file: str | Path, longest: int | None = None, background: str = "
 def as_seen(image: Image.Image, background: str = "white") -> Image.Image:
     """Return an image as a viewer shows it: upright, opaque, with 8 bits per channel.
 
-    Pillow leaves all three to its users. `convert("RGB")` drops the alpha channel, which makes a black square of every
-    black logo. It also clips 16-bit greys at 255, which makes nearly every scan white.
-
-    Args:
-        image: A Pillow image, which is not changed.
-        background: The colour behind transparent pixels.
-
-    Raises:
-        ValueError: If its values have an unknown range.
+    `convert("RGB")` alone would make a black square of a black logo with an alpha channel, and clip 16-bit greys at
+    255. The given image is not changed.
     """
     image.load()  # some formats store their tags after the pixels
     return _turned(_opaque(to_8_bits(image), background), orientation_of(image))
@@ -84,7 +72,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the orientation in the Exif tag of an image, 1 to 8; 1 (upright) if there is no valid tag."""
+    """Return the Exif orientation of an image, 1 to 8; 1 (upright) without a valid tag."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # Pillow documents no error class for broken tags, and the pixels are intact
@@ -113,11 +101,7 @@ def _opaque(image: Image.Image, background: str) -> Image.Image:
 
 
 def parse_colour(background: str) -> tuple[int, ...]:
-    """Return the red, green and blue of a colour.
-
-    Raises:
-        ValueError: If it is not a colour.
-    """
+    """Return the red, green and blue of a colour."""
     try:
         return ImageColor.getrgb(background)[:3]
     except (ValueError, AttributeError):
@@ -131,7 +115,6 @@ class PictureSize:
     """The size of an image file.
 
     Attributes:
-        stored: Columns and rows of the stored image.
         orientation: The orientation in its Exif tag (see `orientation_of`).
     """
 
@@ -160,11 +143,7 @@ class PictureSize:
 
 
 def image_size(file: str | Path) -> PictureSize:
-    """Return the size of an image, read from the header of its file.
-
-    Raises:
-        ValueError: If it cannot be read.
-    """
+    """Return the size of an image, read from the header of its file."""
     with _opened(file) as image:
         if image.format == "TIFF":  # the only format that Pillow turns while loading
             image.load()
@@ -187,9 +166,6 @@ def to_8_bits(image: Image.Image) -> Image.Image:
     """Return an image with its 16-bit greys scaled to 8 bits, or an 8-bit image unchanged.
 
     Pillow stores 16-bit greys as `I;16`, or as `I` if an older version has read a PNG or a PGM.
-
-    Raises:
-        ValueError: If it has other values of more than 8 bits.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         tags = getattr(image, "tag_v2", {})
@@ -254,9 +230,7 @@ class ImageListing:
 def list_entries(folder: Path, of_systems: Counter[str] | None = None) -> list[os.DirEntry[str]]:
     """Return the entries of a folder in the order of their names, without system files and folders.
 
-    Args:
-        folder: The folder.
-        of_systems: A counter, to which the names of system files and folders are added.
+    The names of system files and folders are added to the counter `of_systems`.
     """
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     if of_systems is not None:
@@ -270,18 +244,10 @@ def list_folders(folder: Path, of_systems: Counter[str] | None = None) -> list[P
 
 
 def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS) -> ImageListing:
-    """Return the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
+    """Return the images below folders, in the order of torchvision's ImageFolder.
 
-    Links are followed. A folder or an image that is reached twice is an error, since its images would count twice. So is a
-    link to a folder that contains the link, which would never end. System files and folders are skipped.
-
-    Args:
-        folders: The folders, such as one for each class.
-        root: The folder that contains them.
-        endings: Endings of images, in lower case.
-
-    Returns:
-        The images of each folder, and the numbers of skipped files.
+    Links are followed. A folder or an image that is reached twice is an error, also by a link to a folder that contains
+    the link. System files and folders are skipped. `endings` are in lower case.
 
     Raises:
         ValueError: If a folder or an image is reached twice; the message names both paths.
@@ -299,11 +265,7 @@ def list_images(folders: Sequence[Path], root: Path | None = None, endings: Sequ
 
 
 def refuse_second_links(files: Sequence[Path]) -> None:
-    """Raise an error if a link leads to an image that is also read under another name.
-
-    Raises:
-        ValueError: If there is such a link.
-    """
+    """Raise an error if a link leads to an image that is also read under another name."""
     links = [file for file in files if file.is_symlink()]
     if not links:
         return
@@ -323,11 +285,8 @@ def _images_of(
 ) -> Iterator[Path]:
     """Yield the images below a folder.
 
-    Args:
-        top: The folder.
-        path_of_real: Real path of each folder that was listed -> the path by which it was reached. Folders are added.
-        endings: Endings of images, in lower case.
-        listing: Receives the numbers of skipped files.
+    `path_of_real` maps the real path of each listed folder to the path by which it was reached. Folders are added to
+    it.
     """
     waiting = [top]
     listings: list[tuple[str, list[os.DirEntry[str]]]] = []

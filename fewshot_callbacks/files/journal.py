@@ -59,20 +59,13 @@ _AFTER_ALL_STEPS = 2**31
 class Journal:
     """The states that an evaluation writes into a folder.
 
-    A folder with any other file is an error. So only files that were written here, judged by names and marks, are removed or
-    overwritten.
+    A folder with any other file is an error, so only files that were written here are removed or overwritten.
 
-    There is no lock. If two evaluations are started in one folder at the same time, their results are correct, but states
-    are lost.
+    There is no lock: two evaluations in one folder at the same time lose states, but their results are correct.
 
     Args:
         folder: The folder of the states. It is created if it does not exist.
         description: Description of the evaluation, in plain values. The state of any other evaluation is an error.
-        processes: The processes that evaluate together.
-
-    Raises:
-        ValueError: The folder has the state of another evaluation, and the message names the difference; or it has a
-            file that is not a state, or is damaged.
     """
 
     def __init__(self, folder: Path, description: Mapping[str, Any], processes: Processes) -> None:
@@ -97,9 +90,7 @@ class Journal:
     def begin_pass(self, key: str, state: Callable[[], Arrays]) -> tuple[PassRecord, Arrays]:
         """Return the record of the next pass, and the state from which the pass resumes. *Collective*.
 
-        Args:
-            key: What is counted in this pass. A state with another key is ignored.
-            state: Returns the state between two tiles.
+        A state with another key is ignored. `state` returns the state between two tiles.
 
         Returns:
             The record, and what `state` returned at the position of the record; [] if the pass starts from the beginning.
@@ -121,10 +112,7 @@ class Journal:
     def recorded_result(self, compute: Callable[[], Arrays]) -> Arrays:
         """Return the result from before the evaluation was killed; otherwise compute and write it. *Collective*.
 
-        The states of the passes in between are then removed, since they are no longer needed.
-
-        Args:
-            compute: Returns the result. It may begin passes.
+        The states of the passes in between are then removed. `compute` may begin passes.
         """
         files = self._next_files("result")
         position, arrays = files.read()
@@ -139,7 +127,7 @@ class Journal:
         return result
 
     def remove(self) -> None:
-        """Delete the files of this rank, and also the folder if it was created here and no process has a file in it."""
+        """Delete this rank's files, and the folder if it was created here and is empty."""
         files = [file for file, rank in self._state_files().items() if rank == str(self.processes.rank)]
         # The description is removed last, because it identifies the evaluation of the other files.
         for file in sorted(files, key=lambda file: file.suffix == ".json"):
@@ -163,11 +151,7 @@ class Journal:
         return StateFiles(self.folder, name, f"{self._fingerprint} {key}", self.processes, self._timer)
 
     def _refuse_another_evaluation(self, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-        """Raise an error if an evaluation differs from the recorded evaluation.
-
-        Raises:
-            ValueError: The evaluations differ; the message names the difference.
-        """
+        """Raise an error if an evaluation differs from the recorded evaluation."""
         names = dict.fromkeys((*recorded, *current))
         differences = [
             f"{name} ({recorded.get(name)}, now {current.get(name)})"
@@ -199,18 +183,14 @@ def current_journal() -> Journal | None:
 
 
 def recorded_result(compute: Callable[[], Arrays]) -> Arrays:
-    """Return the result of a killed process if there was one; otherwise compute it. *Collective*."""
+    """Return the result of a killed process, or else compute it. *Collective*."""
     journal = current_journal()
     return compute() if journal is None else journal.recorded_result(compute)
 
 
 @contextmanager
 def journaling(journal: Journal | None) -> Iterator[None]:
-    """Write the states of evaluations in the block into a journal; delete its files if the block ends without an error.
-
-    Args:
-        journal: The journal; None to write nothing.
-    """
+    """Write states of evaluations in the block; delete the files if it ends without an error."""
     token = _current.set(journal)
     try:
         yield
@@ -228,9 +208,7 @@ class PassRecord:
     """The progress of one pass, whose state is written from time to time.
 
     Args:
-        files: The files of the state.
         position: The position at which the pass begins.
-        state: Returns the state between two tiles.
     """
 
     def __init__(self, files: StateFiles, position: Position, state: Callable[[], Arrays]) -> None:
@@ -249,20 +227,14 @@ class PassRecord:
             self._write_if(self._files.timer.is_due())
 
     def finish(self) -> None:
-        """Record that all steps are done; write the state if it is due or an earlier state was written. *Collective*.
-
-        Otherwise the pass would resume from the earlier state.
-        """
+        """Record that all steps are done; write the state if it is due or an earlier state was written. *Collective*."""
         if self._enter(_AFTER_ALL_STEPS):
             self._write_if(self._files.timer.is_due() or self._files.exist())
 
     def until_due(self, tiles: Iterable[Any]) -> Iterator[Iterator[Any]]:
         """Yield the remaining tiles of a step in groups; the state is written between two groups.
 
-        All tiles of a group have to be done before the next group is requested.
-
-        Args:
-            tiles: All tiles of the step, including finished tiles.
+        All tiles of a group have to be done before the next group is requested. `tiles` includes finished tiles.
         """
         remaining = islice(tiles, self._position.tiles, None)
         tile = next(remaining, None)
@@ -273,7 +245,7 @@ class PassRecord:
                 self._files.write(self._position, self._state())
 
     def _group(self, tiles: Iterator[Any]) -> Iterator[Any]:
-        """Yield tiles until the state is due. Several processes only write between two steps, at the same position."""
+        """Yield tiles until the state is due; several processes write only between steps."""
         is_alone = self._files.processes.count == 1
         for tile in tiles:
             yield tile
@@ -300,11 +272,7 @@ class StateFiles:
     """The files in which one process writes the latest state of one pass, and the previous state.
 
     Args:
-        folder: The folder of the journal.
-        name: The beginning of the names of the files.
         key: The pass, choice or result that the state belongs to.
-        processes: The processes that evaluate together.
-        timer: Decides when the next state is due.
     """
 
     def __init__(self, folder: Path, name: str, key: str, processes: Processes, timer: WriteTimer) -> None:
@@ -324,9 +292,9 @@ class StateFiles:
         self._previous.unlink(missing_ok=True)
 
     def read(self) -> tuple[Position, Arrays]:
-        """Return the latest position for which all processes have a state, and this state. *Collective*.
+        """Return the latest position for which all processes have a state, and the state. *Collective*.
 
-        If there is no such position, return the first position and [].
+        Without one, return the first position and [].
         """
         states = [state for state in map(self._read_file, (self._latest, self._previous)) if state is not None]
         positions = self.processes.gather([position for position, _ in states])
@@ -337,7 +305,7 @@ class StateFiles:
         return next(state for state in states if state[0] == latest)
 
     def write(self, position: Position, arrays: Arrays) -> None:
-        """Write a state. A kill at any moment leaves the previous state or this state. A full disk gives a warning."""
+        """Write a state. A kill leaves the previous or this state; a full disk gives a warning."""
         started = time.monotonic()
         # The mark is the first array, so that it is at the beginning of the file.
         named_arrays = {MARK: np.array(self._key), "position": np.array(position)}
@@ -352,7 +320,7 @@ class StateFiles:
         self.timer.restart(started)
 
     def _read_file(self, file: Path) -> tuple[Position, Arrays] | None:
-        """Return the position and the state of a file; None if it does not exist, is damaged, or has another key."""
+        """Return the position and the state of a file; None if missing, damaged, or of another key."""
         try:
             with file.open("rb") as opened, np.load(opened, allow_pickle=False) as content:
                 if str(content[MARK]) != self._key:
@@ -383,11 +351,7 @@ class WriteTimer:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    """Raise an error unless a folder does not exist or only contains states.
-
-    Raises:
-        ValueError: It contains another file; the message names the first one.
-    """
+    """Raise an error unless a folder does not exist or only contains states."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -404,7 +368,7 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def _has_mark(file: Path) -> bool:
-    """Return whether a file begins like a state, or is empty, since a process may be about to write it.
+    """Return whether a file begins like a state, or is empty: a process may be about to write it.
 
     Raises:
         FileNotFoundError: Another process has renamed it meanwhile.
@@ -423,11 +387,7 @@ def _damaged(file: Path) -> ValueError:
 
 
 def _read_description(file: Path) -> dict[str, Any]:
-    """Return the description of the evaluation whose states a process has written.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Return the description of the evaluation whose states a process has written."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         return dict(content[MARK].items())

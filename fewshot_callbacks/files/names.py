@@ -75,7 +75,7 @@ def natural_sort_key(name: str) -> tuple[tuple[tuple[int, int], ...], str]:
 def composed_form(name: str) -> str:
     """Return a name in the composed form of Unicode.
 
-    macOS writes é as an e and an accent, other systems as one letter. Archives and lists keep either form.
+    macOS writes é as an e and an accent, other systems as one letter.
     """
     return unicodedata.normalize("NFC", name)
 
@@ -83,11 +83,7 @@ def composed_form(name: str) -> str:
 def paths_on_disk(files: Iterable[Path], top: Path) -> dict[Path, Path]:
     """Return the files that exist as a dictionary: path in the list -> path as spelt on the disk.
 
-    A list may use another form of Unicode, or another case in the ending.
-
-    Args:
-        files: Paths below a folder, as spelt in the list. A path elsewhere counts as missing.
-        top: The folder.
+    A list may use another form of Unicode, or another case in the ending. A path outside `top` counts as missing.
     """
 
     @functools.cache

@@ -38,28 +38,14 @@ def is_picture_content(beginning: bytes) -> bool:
 
 
 def free_path(path: Path, is_replaceable: Callable[[Path], bool]) -> Path:
-    """Return the first of `name`, `name-2`, `name-3`, ... that does not exist or may be replaced.
-
-    Args:
-        path: The path `name`.
-        is_replaceable: Returns whether an existing file may be replaced.
-    """
+    """Return the first of `name`, `name-2`, `name-3`, ... that does not exist or may be replaced."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([path], numbered)
     return next(candidate for candidate in candidates if not os.path.exists(candidate) or is_replaceable(candidate))
 
 
 def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> None:
-    """Raise an error if an output is a file that is also read.
-
-    Args:
-        output: The file that a command writes.
-        option: The option that names it.
-        inputs: The files that the command reads; None for a file that was not given.
-
-    Raises:
-        ValueError: The output is one of the inputs.
-    """
+    """Raise an error if an output is a file that is also read."""
     if not output.exists():
         return
     for path in inputs:
@@ -68,7 +54,7 @@ def refuse_input(output: Path, option: str, inputs: Iterable[Path | None]) -> No
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file, which replaces an older file once it is complete. If the path is a link, its target is replaced.
+    """Write a file, which replaces an older file, or the target of a link, once it is complete.
 
     Raises:
         OSError: If it cannot be written, for instance on a full disk. The older file is unchanged.

@@ -42,9 +42,6 @@ class RemoteFile:
     """A file of a remote store, as it is now.
 
     Attributes:
-        filesystem: The file system of fsspec.
-        path: The path in it.
-        address: The address of the file.
         size: Number of bytes; None if the store does not report it.
         version: A text that changes when the content changes.
     """
@@ -85,7 +82,7 @@ class RemoteListing(NamedTuple):
 
 
 def list_remote(address: str) -> RemoteListing:
-    """Return the files at an address: one file, the files of a folder, or all files that a pattern matches.
+    """Return the files at the address of a file, a folder or a pattern.
 
     Raises:
         ValueError: There are none, or the store cannot be reached.
@@ -114,12 +111,11 @@ def list_remote(address: str) -> RemoteListing:
 
 
 def local_copies(files: Sequence[RemoteFile]) -> list[Path]:
-    """Return the paths of local copies of remote files, in their order. Files without a local copy are fetched.
+    """Return the paths of local copies of remote files, in their order, fetching missing copies.
 
-    Their folder is `FEWSHOT_CALLBACKS_CACHE`, or by default the user's cache folder. A copy has the name of its file. The
-    folders above it name the store and the version of the file, so that a file that has changed is fetched again. Several
-    processes may request the same files at once: one process fetches a file, and the others wait. An interrupted process
-    leaves no incomplete file under that name.
+    They are in `FEWSHOT_CALLBACKS_CACHE`, or by default the user's cache folder, below folders that name the store and
+    the version of the file. One process fetches a file while others wait. An interrupted process leaves no incomplete
+    file under the final name.
 
     Raises:
         ValueError: The disk is too small, or a file changed while it was fetched.
@@ -139,9 +135,6 @@ def local_copies(files: Sequence[RemoteFile]) -> list[Path]:
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
     """Return a path as it is; for an address, return the path of a local copy of its file.
-
-    Raises:
-        ValueError: The address does not name a single file, or `list_remote` or `local_copies` raises the error.
 
     Examples:
         >>> local_copy("embeddings.npz").name
@@ -256,7 +249,7 @@ def _place_of(file: RemoteFile) -> Path:
 
 
 def _disk_name(component: str) -> str:
-    """Return a component of an address as a name that any disk allows. The fingerprint distinguishes similar names."""
+    """Return a component of an address as a name that any disk allows, with a fingerprint."""
     plain = re.sub(r"[^\w .+=@-]", "_", component)[-_LONGEST_COMPONENT:]
     return plain if plain.strip(".") else "_"
 
@@ -280,11 +273,7 @@ def _described(files: Sequence[RemoteFile], total_bytes: int) -> str:
 
 
 def _fetch(file: RemoteFile, copy: Path, callback: Callback) -> None:
-    """Copy a file to its place, unless another process has done so meanwhile.
-
-    Raises:
-        ValueError: The file changed meanwhile, or is incomplete.
-    """
+    """Copy a file to its place, unless another process has done so meanwhile."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(f"{copy}.lock")

@@ -15,7 +15,6 @@ class Line(NamedTuple):
 
     Attributes:
         number: Number of the line in the file, from 1.
-        text: The line, without spaces and tabs at its ends.
     """
 
     number: int

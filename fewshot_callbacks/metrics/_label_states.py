@@ -62,17 +62,7 @@ def form_of_labels(metric: Metric, name: str) -> str:
 
 
 def labels_in_states(metric: Metric, name: str, call: str, argument: str | None = None) -> Labels:
-    """Return the labels of all batches on the CPU; after torchmetrics has joined the states, the labels of all processes.
-
-    Args:
-        metric: The metric with the states.
-        name: Name of the state.
-        call: The public method, for messages.
-        argument: Name of its argument, for messages, if it differs from the name of the state.
-
-    Raises:
-        ValueError: If they have different forms.
-    """
+    """Return the labels of all batches on the CPU; after torchmetrics has joined the states, the labels of all processes."""
     batches = [Labels(tensor.cpu().to(torch.int64)) for tensor in _filled_tensors(getattr(metric, name))]
     for tensor in _filled_tensors(getattr(metric, _json_state(name))):
         batches += labels_from_json(tensor)

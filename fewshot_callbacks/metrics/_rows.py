@@ -53,9 +53,7 @@ class RowsInMemory:
     def kept(self, is_kept: Bool[Tensor, "items"], *, clear: bool = False) -> Tensor:
         """Return a copy of the rows that a mask selects.
 
-        Args:
-            is_kept: Whether each row is copied.
-            clear: Free each block as soon as its rows are copied.
+        With `clear`, each block is freed as soon as its rows are copied.
         """
         filled = self.batches()
         if clear:
@@ -65,7 +63,7 @@ class RowsInMemory:
 
 
 class RowsInFile:
-    """Rows in a file without a name, in the type of the first batch. The file is freed with this object."""
+    """Rows in a nameless file, in the first batch's type, freed with this object."""
 
     def __init__(self, folder: str | os.PathLike[str], call: str) -> None:
         self._folder = folder
@@ -106,7 +104,7 @@ class RowsInFile:
         return self.rows() if bool(is_kept.all()) else rows_in_file(self.rows(), is_kept, self._folder, self._call)
 
     def rows(self) -> Tensor:
-        """Return all rows, mapped into memory: the operating system caches as much as fits.
+        """Return all rows, mapped into memory.
 
         The map stays valid after the file is closed.
         """
@@ -128,10 +126,8 @@ def rows_in_file(rows: Tensor, is_kept: Bool[Tensor, "items"], folder: str | os.
 def join_rows(batches: list[Tensor], is_kept: Bool[Tensor, "items"]) -> Tensor:
     """Return a copy of the rows that a mask selects, in the widest of their types.
 
-    Args:
-        batches: (items, dim) each. The list is emptied, so that a batch without other references is freed once it is
-            copied.
-        is_kept: Whether each row of all batches is copied, on the CPU.
+    `batches` are (items, dim). The list is emptied, so that a batch without other references is freed once it is
+    copied.
     """
     if not batches:
         return torch.empty(0, 0, device="cpu")

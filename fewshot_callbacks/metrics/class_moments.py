@@ -130,11 +130,7 @@ class ClassMomentsMetric(Metric):
         return len(self.counts) > 0 or len(self.embeddings) > 0
 
     def _moments(self, call: str) -> ClassMoments:
-        """Return the moments of this process; after torchmetrics has joined the states, the merged moments of all processes.
-
-        Raises:
-            ValueError: If labels are strings in some processes and integers in others, or only some processes have ids.
-        """
+        """Return the moments of this process; of all processes after torchmetrics has joined the states."""
         if len(self.embeddings):
             return self._moments_of_items(call)
         labels = labels_in_states(self, "class_labels", call, "labels")

@@ -224,7 +224,7 @@ class EmbeddingStore:
         self._batches.append(items)
 
     def _move_arrived(self, waiting: int = 0) -> None:
-        """Move batches from pinned into ordinary memory, the oldest first, until only `waiting` batches are pinned."""
+        """Move the oldest batches out of pinned memory until only `waiting` are pinned."""
         while len(self._arriving) > waiting:
             arrived, embeddings, items = self._arriving.pop(0)
             arrived.synchronize()
@@ -353,12 +353,7 @@ class _Call:
 def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
     """Refuse ids, groups or sizes that only some batches or only some processes have.
 
-    Args:
-        calls: The arguments of each process, by rank. Every process passes the same list.
-        call: Name of the class, or of the callback that owns the store, for messages.
-
-    Raises:
-        ValueError: The same in every process.
+    `calls` has the arguments of each process, by rank, and is the same in every process, so all raise the error.
     """
     has_several = len(calls) > 1
     which_batches = "each batch of every process" if has_several else "each batch"
@@ -382,7 +377,7 @@ def refuse_different_calls(calls: Sequence[_Call], call: str) -> None:
 
 
 def _two_that_differ(words: dict[int, str]) -> str:
-    """Return the word of the first process and the first different word, each with its rank."""
+    """Return the first word and the first different word, with their ranks."""
     first_rank = next(iter(words))
     other_rank = next(rank for rank, word in words.items() if word != words[first_rank])
     return f"{words[first_rank]} in process {first_rank}, {words[other_rank]} in process {other_rank}"
@@ -398,11 +393,7 @@ def _first_positions(
 ) -> tuple[Int[Tensor, "first"], str | None]:
     """Return the positions of the first items of all ids, and a note on ids with different items. *Collective*.
 
-    Args:
-        processes: All processes.
-        items: This process's items, with their positions in the pass of all processes. It may lack ids if it is empty.
-        row_sketches: See `sketches`.
-        call: Name of the class, or of the callback that owns the store, for messages.
+    `items` have their positions in the pass of all processes, and may lack ids if they are empty.
     """
     [id_codes] = encode_ids(call, {"ids": items.columns.get("ids", no_labels())}, processes)
     [label_codes], _ = encode(call, {"labels": items.labels}, processes)
@@ -429,7 +420,7 @@ def _to_host_labels(labels: Labels) -> Labels:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """Return a detached copy on the CPU; from a CUDA device in pinned memory, and complete only later."""
+    """Return a detached CPU copy; from CUDA it is pinned, and complete only later."""
     tensor = tensor.detach()
     if tensor.device.type != "cuda":
         return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)

@@ -47,18 +47,7 @@ class ItemBatch:
     ) -> ItemBatch:
         """Read the arguments of a public method such as `EmbeddingStore.append`.
 
-        Args:
-            method: The method, for messages.
-            embeddings: (items, dim), of any library.
-            labels: One for each item, see `as_labels`.
-            ids: Integers or strings; None without ids.
-            groups: Integers or strings; None without groups.
-            positions: See `ItemBatch`.
-            sets: See `as_labels`.
-            floats: Refuse embeddings that are not floating-point numbers.
-
-        Raises:
-            ValueError: If shapes or types do not fit each other.
+        `embeddings` are (items, dim), of any library. `floats` refuses embeddings that are not floating-point numbers.
         """
         owner, _, name = method.rpartition(".")
         # `KnnMonitor(bank=...)` is a callback without a method.
@@ -97,13 +86,7 @@ class ItemBatch:
     def refuse_unlike(self, method: str, dim: int | None, forms: Mapping[Any, str]) -> None:
         """Refuse a batch that does not fit earlier batches.
 
-        Args:
-            method: The public method, for messages.
-            dim: Dimension of the embeddings so far; None before the first.
-            forms: Name -> form of the values so far; empty, or no entry, before the first.
-
-        Raises:
-            ValueError: If the dimension or the form of a column differs.
+        Before the first batch, `dim` is None and `forms` is empty.
         """
         for name, column in {"labels": self.labels, **self.columns}.items():
             refuse_another_form(method, forms.get(name, ""), column, str(name))
@@ -115,13 +98,9 @@ class ItemBatch:
 
 
 def refuse_another_form(call: str, form: str, values: Labels, name: str = "labels") -> None:
-    """Refuse a batch whose values have another form than in earlier batches, such as integers after strings.
+    """Refuse a batch whose values have a new form, such as integers after strings.
 
-    Args:
-        call: The public method, for messages.
-        form: Form of the values so far (see `Labels.form`); empty before the first.
-        values: The values of this batch. A batch without items is never refused.
-        name: What messages call them: labels, ids or groups.
+    `form` is empty before the first batch. A batch without items is never refused.
     """
     if form and len(values):
         refuse_other_forms(call, {f"the {name} so far": form, f"the {name} of this batch": values.form}, name)

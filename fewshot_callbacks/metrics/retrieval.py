@@ -297,7 +297,7 @@ class RetrievalEvaluation(Metric):
     def _relevance(self, ids_of_sides: Sequence[Labels]) -> Relevance:
         """Return the relevance of the items with these ids, by the judgements.
 
-        Ids are converted to their form in the judgements, so the integer 7 matches the id "7".
+        The integer 7 matches the id "7" in the judgements.
         """
         assert self.judged is not None
         judged_ids = {id_ for side in self.judged[:2] for id_ in side}

@@ -139,10 +139,10 @@ def project(
 
 
 def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[float, float] | None]:
-    """Return the coordinates on the first two principal components, and their fractions of the variance.
+    """Return the first two principal components and their fractions of the variance.
 
-    The sign of a component is chosen so that its farthest item has a positive coordinate. If the variance is zero, all
-    coordinates are 0 and the fractions are None.
+    The farthest item of a component has a positive coordinate. Without variance all coordinates are 0 and the fractions
+    None.
     """
     points = np.zeros((len(vectors), 2))
     if not vectors.size:
@@ -171,11 +171,7 @@ def _principal_components(vectors: Float[np.ndarray, "items dim"]) -> tuple[Poin
 
 
 def _neighbour_map(vectors: Float[np.ndarray, "items dim"], start: Points, method: Method, seed: int) -> Points:
-    """Return a t-SNE or UMAP map, initialised with the PCA map `start`.
-
-    Raises:
-        ImportError: The package of the method is not installed.
-    """
+    """Return a t-SNE or UMAP map, initialised with the PCA map `start`."""
     make_map, package = NEIGHBOUR_METHODS[method]
     try:
         return make_map(vectors, start, seed)
@@ -393,12 +389,8 @@ def _draw_items(
 ) -> None:
     """Draw the items of the named classes, all other items in grey, and the legend below the map.
 
-    Args:
-        axes: The axes to draw on.
-        points: The position of each item.
-        numbers: The index of each item's class among the named classes, or `UNNAMED`.
-        legend: Names of the named classes, and an entry for all other classes if there are any.
-        named_classes: Number of named classes.
+    `numbers` are indices among the named classes, or `UNNAMED`. `legend` ends with an entry for all other classes if
+    there are any.
     """
     size = _marker_area(len(points))
     x, y = points.T

@@ -52,12 +52,9 @@ ROUNDING = 1.03
 def readable(text: object) -> str:
     r"""Return a value as one line of drawable characters, in which a dollar sign does not start a formula.
 
-    Any run of white space becomes one space, and invisible characters are dropped. A character without a glyph becomes □. If
-    no font has any of the characters, the line consists of their code points, so that labels still differ. A text of more
-    than `MAX_TEXT` characters loses its middle.
-
-    Args:
-        text: A label, a name or any other value, converted by `str`.
+    White space becomes one space, and invisible characters are dropped. A character without a glyph becomes □; if all
+    are, the line consists of code points, so that labels still differ. A text of more than `MAX_TEXT` characters loses
+    its middle.
 
     Examples:
         >>> readable("two\nlines"), readable("price $5"), readable("cat \U00013000"), readable("\U00013000")
@@ -78,12 +75,7 @@ def readable(text: object) -> str:
 def shorten(text: object, width: float, size: float) -> str:
     """Return a text that fits the width, with an ellipsis in place of its middle if necessary.
 
-    The end is kept because similar names often differ at the end.
-
-    Args:
-        text: Any text; `readable` is applied to it.
-        width: The largest width, in inches.
-        size: The font size, in points.
+    The end is kept because similar names often differ at the end. `width` is in inches, `size` in points.
 
     Examples:
         >>> shorten("Black_footed_Albatross_0046", 1.0, 8)
@@ -97,10 +89,7 @@ def shorten_readable(line: str, width: float, size: float) -> str:
 
     Use this function for a line that joins several results of `readable`.
 
-    Args:
-        line: A result of `readable`, or several results in one line.
-        width: The largest width, in inches.
-        size: The font size, in points.
+    `width` is in inches, `size` in points.
 
     Examples:
         >>> shorten_readable(f"{readable('price $5')}: 0.25", 2.0, 8)
@@ -125,13 +114,7 @@ def shorten_readable(line: str, width: float, size: float) -> str:
 def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
     """Return a text as at most `lines` lines; the last line ends with an ellipsis if the text is too long.
 
-    Lines are broken at spaces, and inside words that are longer than a line.
-
-    Args:
-        text: Any text; `readable` is applied to it.
-        width: The width of a line, in inches.
-        lines: The largest number of lines.
-        size: The font size, in points.
+    Lines are broken at spaces, and inside words that are longer than a line. `width` is in inches, `size` in points.
 
     Examples:
         >>> wrap("where is the nearest station, please?", 0.8, 2, 8)
@@ -151,9 +134,7 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
 def width_of(line: str, size: float) -> float:
     """Return the width of a readable line in inches, multiplied by `ROUNDING`.
 
-    Args:
-        line: A result of `readable`.
-        size: The font size, in points.
+    `size` is in points.
     """
     if not line:
         return 0.0

@@ -85,7 +85,7 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
-    """Return the values of an image; integers keep their type, all other numbers become float64."""
+    """Return an image's values; all but integers become float64."""
     if isinstance(image, Image.Image):
         image = _prepared(image)
     array = as_array(image)
@@ -102,7 +102,7 @@ def _channels_last(image: Any) -> Num[np.ndarray, "height width channels"]:
 
 
 def _prepared(image: Image.Image) -> Image.Image:
-    """Return an upright, opaque image in red, green and blue; values with more than 8 bits are unchanged."""
+    """Return an upright, opaque RGB image; values with more than 8 bits are unchanged."""
     if not has_known_range(image) or image.mode.startswith("I;16"):
         return upright(image)
     opaque = as_seen(image)
@@ -151,7 +151,7 @@ def _stretched(values: Float[np.ndarray, "height width channels"]) -> Float[np.n
 def _reduced(values: Float[np.ndarray, "height width channels"], longest: int) -> Float[np.ndarray, "..."]:
     """Return the image reduced by an integer factor, so that no side is longer than `longest`.
 
-    Each value is the mean of a square of pixels. Pixels at the right and lower edge that do not fill a square are dropped.
+    Each value is the mean of a square of pixels. Incomplete squares at the right and lower edge are dropped.
     """
     height, width, channels = values.shape
     step = -(-max(height, width) // longest)  # rounded up
@@ -375,7 +375,7 @@ def _draw_heading(axes: Axes, row: PanelRow, top: float) -> None:
 def _draw_neighbour(
     axes: Axes, neighbour: Neighbour, rank: int, score: str, left: float, top: float, size: float
 ) -> None:
-    """Draw a neighbour: its image, its label below, and a coloured badge with its rank next to its score."""
+    """Draw a neighbour with its label, rank and score."""
     look = RELEVANT_LOOK if neighbour.relevant else IRRELEVANT_LOOK
     _draw_picture(axes, neighbour.item, left, top, size)
     _draw_frame(axes, left, top, size, look.colour, look.dashes)

@@ -399,7 +399,7 @@ class _Histograms(NamedTuple):
 
 
 def _merged_bins(counts: PairCounts) -> _Histograms:
-    """Return the histograms without empty or infinite bins at the ends, merged to at most about `MAX_BINS` bins."""
+    """Return histograms without empty or infinite end bins, merged to about `MAX_BINS` bins."""
     edges = np.asarray(counts.edges, dtype=np.float64)
     pairs = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)  # (kinds, bins)
     bins = pairs.shape[1]
@@ -460,12 +460,7 @@ def _draw_threshold(axes: Axes, mark: Mark, number: int) -> None:
 def _draw_point(axes: Axes, mark: Mark, number: int, point: tuple[float, float], words: str) -> None:
     """Draw an operating point on a curve.
 
-    Args:
-        axes: The axes, with their final limits.
-        mark: The operating point.
-        number: The index of the operating point, which determines its colour and marker.
-        point: The coordinates on the axes.
-        words: Format string of `x` and `y` for the legend.
+    The axes must have their final limits. `words` is a format string of `x` and `y` for the legend.
     """
     x, y = point
     left, right = axes.get_xlim()
@@ -574,7 +569,7 @@ def _draw_equal_rates(axes: Axes, x_scale: _DeviateScale, y_scale: _DeviateScale
 def _draw_bars(
     names: Sequence[str], values: Sequence[float], descriptions: Sequence[str], title: str, x_label: str
 ) -> tuple[Figure, Axes]:
-    """Return a figure of horizontal bars from top to bottom, with names on the left and descriptions on the right."""
+    """Return a figure of horizontal bars, with names on the left and descriptions on the right."""
     figure, axes = _new_plot(title, x_label, "", 0)
     figure.set_figheight(1.2 + 0.22 * len(names))
     rows = range(len(names))
@@ -598,5 +593,5 @@ def _draw_bars(
 
 
 def _axis_end(largest: float) -> float:
-    """Return the end of an axis that begins at 0: a little above the largest value, or 1 if all values are 0."""
+    """Return the end of an axis from 0, above the largest value; 1 if all are 0."""
     return 1.05 * largest or 1.0

@@ -80,7 +80,7 @@ RESOLUTION = 200  # pixels per inch of a PNG file, and of the images in an SVG f
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Return a context in which figures have the style of the package; the user's settings are restored afterwards."""
+    """Return a context in which figures have the style of the package."""
     settings = {
         "font.family": list(font_families()),
         "font.size": TEXT,
@@ -120,7 +120,7 @@ P = ParamSpec("P")
 
 
 def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Return the function with the style of the package applied to its figure, also if the figure is drawn later."""
+    """Return the function with the package's style, also for later drawing of its figure."""
 
     @functools.wraps(draw)
     def drawn_in_style(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -154,7 +154,7 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
 
 
 def entitle(figure: Figure, title: str) -> None:
-    """Write a title above all axes, shortened to the width of the figure; an empty title takes no space."""
+    """Write a title above all axes, shortened to fit; an empty title takes no space."""
     if title:
         width = float(figure.get_figwidth())
         shortened = shorten(title, width - TITLE_LEFT - TITLE_RIGHT, TEXT + 1)
@@ -170,15 +170,9 @@ def draw_band(
     marked: bool,
     logarithmic: bool = False,
 ) -> Line2D:
-    """Return the line of the mean over seeds, drawn with its 95 % interval as a band if there are at least two seeds.
+    """Draw the mean over seeds, with its 95 % interval if there are two or more; return the line.
 
-    Args:
-        axes: The axes to draw on.
-        steps: The x coordinate of each point.
-        runs: One curve per seed.
-        style: The style of the method.
-        marked: Whether points have markers.
-        logarithmic: Whether to average logarithms, for a logarithmic axis; the line is then the geometric mean.
+    With `logarithmic`, logarithms are averaged, so the line is the geometric mean.
     """
     values = np.log(runs) if logarithmic else runs
     to_axis = np.exp if logarithmic else np.asarray

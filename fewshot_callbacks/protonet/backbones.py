@@ -175,11 +175,7 @@ def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
 
 
 def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: str) -> Tensor:
-    """Return the embeddings if they are a tensor (images, dim).
-
-    Raises:
-        ValueError: They are anything else; the message contains the shape or type.
-    """
+    """Return the embeddings if they are a tensor (images, dim)."""
     if isinstance(embeddings, Tensor) and embeddings.ndim == 2 and len(embeddings) == images:
         return embeddings
     is_tensor = isinstance(embeddings, Tensor)

@@ -35,15 +35,10 @@ def embed_in_pieces(
 ) -> Float[Tensor, "images dim"]:
     """Return the embeddings of a batch; the graph of only one piece at a time is in memory.
 
-    Each piece is embedded without a graph. The backward pass embeds it again with a graph, once the gradient with respect to
-    its embeddings is known. PyTorch's random state and autocast are the same both times. The second pass does not change
-    buffers, such as the running statistics of batch norm.
-
-    Args:
-        embed: Function from images to embeddings.
-        images: The batch.
-        size: Largest number of images per piece, at least 1.
-        module: The module whose buffers `embed` may change.
+    Each piece is embedded without a graph. The backward pass embeds it again with a graph, once the gradient with
+    respect to its embeddings is known. Random state and autocast are the same both times. The second pass does not
+    change buffers, such as those of batch norm. A piece has at most `size` images. `module` has the buffers that
+    `embed` may change.
 
     References:
         Revaud, Almazan, Rezende, de Souza, "Learning with Average Precision: Training Image Retrieval with a Listwise
@@ -90,12 +85,9 @@ def of_all_processes(
     """Return the rows of all processes, in rank order and with a gradient. *Collective*.
 
     Processes may have different numbers of rows. The gradient of a row is the sum of its gradients in all processes.
-    DistributedDataParallel averages the weights' gradients over processes, which gives the gradient of the mean loss. If all
-    processes compute the same loss of all rows, this equals the gradient of a single process.
-
-    Args:
-        local_rows: The rows of this process.
-        group: The processes that have different rows; by default all processes.
+    DistributedDataParallel averages the weights' gradients over processes, which gives the gradient of the mean loss.
+    If all processes compute the same loss of all rows, this equals the gradient of a single process. `group` has the
+    processes with different rows; by default all processes.
 
     Examples:
         >>> of_all_processes(torch.tensor([[1.0], [2.0]])).tolist()
@@ -311,8 +303,8 @@ class EmbeddingModule(LightningModule):
 
         *Collective* for strings, and in the first step.
 
-        A string keeps its number in all batches and processes and in a resumed run, because a loss may remember earlier
-        batches. New strings are numbered in alphabetical order, which is the same in every process.
+        A string keeps its number in all batches, processes and resumed runs, because a loss may remember earlier
+        batches. New strings are numbered alphabetically.
         """
         read = labels if isinstance(labels, Tensor) else as_labels(labels, "labels", "EmbeddingModule")
         self._refuse_another_form(read)
@@ -331,8 +323,7 @@ class EmbeddingModule(LightningModule):
 
         *Collective* until a process has had labels.
 
-        Only the first batches of the processes are compared. If a later batch of a process differs from its first batch,
-        only this process raises the error, as for any invalid batch, and ends the run.
+        Only the first batches are compared. A later batch of another form is an error in its process only.
         """
         form = _form_of(labels)
         if self._form_of_labels is None:

@@ -36,12 +36,8 @@ def query_hits(
 ) -> Float[Tensor, "*episodes query"]:
     """Return the score of each query: 1 if its class has the largest logit, 0 if not, 1/k if it ties with k - 1 classes.
 
-    Because ties are shared, a collapsed model, which maps all images to one point, has chance accuracy for any order of the
-    classes. The score is NaN if a logit is NaN.
-
-    Args:
-        logits: Larger is closer.
-        targets: Index of the true class of each query, the same in all episodes.
+    Because ties are shared, a collapsed model has chance accuracy. The score is NaN if a logit is NaN. Larger logits
+    are closer. The targets are the same in all episodes.
 
     Examples:
         >>> import torch
@@ -130,17 +126,7 @@ def score_batch(
 ) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of the queries in a batch, and the hits (episodes, way, query).
 
-    Args:
-        embeddings: Embeddings of the images; in training they have a gradient.
-        labels: (images,), the class of each image.
-        head: Module that maps queries and points to logits.
-        representation: `"mean"` or `"nearest"`.
-        shots: Support images per class.
-        episodes: Number of consecutive episodes in the batch.
-        purpose: Purpose of the batch, for messages.
-
-    Raises:
-        ValueError: The batch does not consist of such episodes.
+    The batch consists of consecutive episodes. `purpose` is for messages.
     """
     try:
         # (episodes, way, shot, dim) and (episodes, way, query, dim)
@@ -170,11 +156,7 @@ def episode_accuracy(
     representation: Representation,
     protocol: EpisodeProtocol,
 ) -> Float[Tensor, ""]:
-    """Return the accuracy of a batch that is one episode, in float64 on the CPU.
-
-    Raises:
-        ValueError: The batch is not an episode, or its sizes differ from the protocol.
-    """
+    """Return the accuracy of a batch that is one episode, in float64 on the CPU."""
     _, hits = score_batch(embeddings, labels, head, representation, protocol.shots, 1, "evaluation")
     ways, queries = hits.shape[1:]
     if (ways, queries) != (protocol.ways, protocol.queries):
@@ -192,11 +174,7 @@ def summarize_batches(
 ) -> EpisodeAccuracy:
     """Return a summary of the accuracies of batches that were one episode each.
 
-    Args:
-        accuracies: Accuracy of each episode, in the order of the list.
-        episodes: The `EpisodeList` of the loader; without it, the hash of the episodes is "unknown".
-        protocol: Sizes of the episodes.
-        batch_statistics: Whether batch norm used the statistics of the episode.
+    Without an `EpisodeList` in `episodes`, the hash of the episodes is "unknown".
     """
     count = len(accuracies)
     if isinstance(episodes, EpisodeList):
@@ -226,12 +204,8 @@ def logged_values(result: EpisodeAccuracy | None) -> dict[str, float]:
 def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
     """Return a context in which every batch norm in `module` normalises with the statistics of its batch.
 
-    In the context, the batch norms are in evaluation mode and have no running statistics: they update nothing, and do
-    not communicate with other processes. Other layers do not change. Afterwards, also after an exception, each batch
-    norm has its unchanged statistics and its mode again.
-
-    Args:
-        module: The network with the batch norms.
+    The batch norms are in evaluation mode without running statistics: they update nothing, and do not communicate with
+    other processes. Afterwards, also after an exception, statistics and modes are restored.
 
     Examples:
         >>> import torch

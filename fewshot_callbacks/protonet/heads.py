@@ -113,10 +113,7 @@ def _distances(query: Tensor, points: Tensor) -> Tensor:
 
 
 def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
-    """Return each embedding scaled to length 1, in at least float32; a zero vector stays zero and gets no gradient.
-
-    Args:
-        embeddings: Embeddings, with any leading dimensions.
+    """Return embeddings scaled to length 1, in at least float32; a zero vector stays zero without gradient.
 
     Examples:
         >>> import torch
@@ -132,15 +129,7 @@ def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*s
 
 
 def check_distance(distance: str, owner: str) -> None:
-    """Raise an error if the distance is unknown.
-
-    Args:
-        distance: The distance.
-        owner: The function or class to which it was passed, for the message.
-
-    Raises:
-        ValueError: The distance is unknown.
-    """
+    """Raise an error if the distance is unknown."""
     fix = "Choose 'euclidean', or on the unit sphere 'unit_euclidean' or 'angular'."
     refuse_unknown(owner, "distance", distance, Distance, fix)
 
@@ -395,14 +384,6 @@ def class_logits(
 
 
 def check_representation(representation: str, owner: str) -> None:
-    """Raise an error if the representation of a class is unknown.
-
-    Args:
-        representation: The representation.
-        owner: The function or class to which it was passed, for the message.
-
-    Raises:
-        ValueError: The representation is unknown.
-    """
+    """Raise an error if the representation of a class is unknown."""
     fix = "Choose 'mean', the prototype of a class, or 'nearest', its support point that is nearest to the query."
     refuse_unknown(owner, "representation", representation, Representation, fix)

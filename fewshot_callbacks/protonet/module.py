@@ -49,8 +49,7 @@ ACCELERATOR_INTERVAL = 50
 class ExponentWatch:
     """Raises an error if rho becomes infinite or NaN.
 
-    On a CPU every step is checked at once. On an accelerator each check waits for the device, so the values of 50 steps are
-    checked together; the error still names the right step.
+    A check waits for an accelerator, so the values of 50 steps are checked together; the error still names the step.
 
     Args:
         interval: Steps between two checks; by default 1 on a CPU and 50 on an accelerator.
@@ -66,13 +65,7 @@ class ExponentWatch:
     def see(self, step: int, head: nn.Module, *, wait: bool = False) -> None:
         """Record rho before a step, and check the recorded values if a check is due.
 
-        Args:
-            step: Number of the step.
-            head: The head with the exponent; any other head is ignored.
-            wait: Check at once, before a checkpoint or at the end of a run.
-
-        Raises:
-            ValueError: Rho is not finite.
+        `wait` checks at once, before a checkpoint or at the end of a run. A head without an exponent is ignored.
         """
         if not isinstance(head, DistanceRatioHead):
             return
@@ -382,7 +375,7 @@ class ProtoNet(LightningModule):
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
 
     def _announce(self, key: str, result: EpisodeAccuracy | None) -> None:
-        """Print which episodes were evaluated, and why values are NaN, once and whenever the episodes change."""
+        """Print the episodes, and why values are NaN, whenever the episodes change."""
         if result is not None and self._announced.get(key) != result.episodes_in_words:
             self._announced[key] = result.episodes_in_words
             rank_zero_info(f"{key}: accuracies over {result.episodes_in_words}.")

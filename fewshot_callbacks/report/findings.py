@@ -155,8 +155,6 @@ class ModelComparison:
     """The queries that two models rank most differently, the largest difference first.
 
     Attributes:
-        better: Queries that the first model ranks better.
-        worse: Queries that the second model ranks better.
         retrieved: Query -> the items that the second model retrieves.
     """
 
@@ -173,17 +171,14 @@ class ReportFindings:
         worst: The queries with the lowest average precision, at most `WORST_OF_A_CLASS` per class.
         searchable: The queries that the search covers, including the worst queries.
         retrieved: Shown query -> its retrieved items.
-        comparison: The queries that a second model ranks differently; None without a second model.
         confused: Label of queries -> the most frequent other label among their `CONFUSION_K` nearest neighbours, and its
             fraction.
         confusion_queries: Number of queries whose neighbours were counted for `confused`.
         suspects: Items that are probably mislabelled, according to `SUSPECT_K` neighbours; None if they were not
             requested or could not be computed.
         suspect_keys: The set and the index of each item to which the indices in `suspects` refer.
-        duplicates: Near duplicates in each set and between sets.
         leakage: The queries that have a copy among the training items, and the metrics without these queries; None without
             training items, or if near duplicates were not requested.
-        notes: A sentence on each missing finding.
     """
 
     worst: list[int]
@@ -204,12 +199,7 @@ def find(
 ) -> ReportFindings:
     """Return all findings of a report.
 
-    Args:
-        model: The evaluation.
-        other: An evaluation of the same queries by a second model.
-        train: Another split, in which near duplicates of the evaluated items are searched.
-        settings: The numbers of items, neighbours and pairs in the report.
-        sets: The queries, the gallery if there is one, and the training items if there are any.
+    `sets` are the queries, the gallery if there is one, and the training items if there are any.
     """
     labels = model.report.query_labels.numpy()
     worst = worst_queries(model.report, settings.worst)
@@ -251,7 +241,7 @@ def _each_once(queries: Sequence[int]) -> list[int]:
 def _compare(model: Model, other: Model, settings: ReportSettings) -> ModelComparison:
     """Return the queries that two models rank most differently, with the second model's retrieved items.
 
-    For each model there are at most `CHANGED` queries that it ranks better, and at most `CHANGED_OF_A_CLASS` per class.
+    At most `CHANGED` queries per model, and at most `CHANGED_OF_A_CLASS` per class.
     """
     labels = model.report.query_labels.numpy()
     gain = (model.report.per_query["mAP"] - other.report.per_query["mAP"]).numpy()
@@ -267,10 +257,7 @@ def _compare(model: Model, other: Model, settings: ReportSettings) -> ModelCompa
 def worst_queries(report: RetrievalReport, count: int, among: Bool[np.ndarray, "queries"] | None = None) -> list[int]:
     """Return the queries with the lowest average precision below 1, at most `WORST_OF_A_CLASS` per class.
 
-    Args:
-        report: The evaluation.
-        count: Largest number of queries.
-        among: Whether each query may be chosen; by default any query.
+    `among` masks the queries that may be chosen.
     """
     precision = report.per_query["mAP"].numpy()
     may_be_chosen = precision < 1
@@ -308,7 +295,7 @@ def _lowest_of_classes(
 
 
 def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
-    """Return a sample of `count` queries, from all classes in proportion to their sizes; all queries if there are fewer."""
+    """Return a sample of at most `count` queries, with classes in proportion to their sizes."""
     if len(labels) <= count:
         return list(range(len(labels)))
     if not count:
@@ -323,13 +310,7 @@ def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[in
 def confusions(
     neighbours: Neighbours, query_labels: Sequence[Any], item_labels: Sequence[Any]
 ) -> Counter[tuple[Any, Any]]:
-    """Return (query label, neighbour label) -> number of neighbours, for neighbours of another class.
-
-    Args:
-        neighbours: The neighbours of the counted queries.
-        query_labels: Labels of all queries.
-        item_labels: Labels of the searched items.
-    """
+    """Return (query label, other neighbour label) -> number of neighbours."""
     counts: Counter[tuple[Any, Any]] = Counter()
     for query, indices in zip(neighbours.query_indices.tolist(), neighbours.indices.tolist(), strict=True):
         query_label = query_labels[query]
@@ -394,7 +375,7 @@ def _evaluated_items(model: Model) -> _EvaluatedItems:
 
 
 def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | None, list[Key], list[str]]:
-    """Return the suspects, the key of each item to which their indices refer, and a note if they cannot be computed."""
+    """Return the suspects, the keys of their indices, and a note if they cannot be computed."""
     if not settings.suspects:
         return None, [], []
     items = _evaluated_items(model)
@@ -414,10 +395,10 @@ def _find_suspects(model: Model, settings: ReportSettings) -> tuple[Suspects | N
 def _find_duplicates(
     model: Model, train: ReportItems | None, settings: ReportSettings, sets: Sequence[ReportItems]
 ) -> list[Duplicates]:
-    """Return the near duplicates in the searched set, between queries and gallery, and between training items and both.
+    """Return near duplicates in the searched set, between queries and gallery, and with training items.
 
-    If a query and a gallery item have the same id, they are one item and not a duplicate. If an evaluated item and a
-    training item have the same id, they are a duplicate.
+    A query and a gallery item with the same id are one item; an evaluated item and a training item with the same id are
+    duplicates.
     """
     if not settings.duplicates:
         return []
@@ -463,13 +444,7 @@ def _duplicates_between(
 ) -> Duplicates:
     """Return the near duplicates between two sets, or in one set; binary codes are compared by their Hamming distance.
 
-    Args:
-        sets: The sets of the report.
-        first: Index of one set.
-        second: Index of the other set, or of the same set.
-        settings: The settings of the report.
-        report: The evaluation.
-        with_ids: Whether two items with the same id are one item, and so not a pair.
+    `with_ids` means that two items with the same id are one item, and so not a pair.
     """
     first_items = sets[first]
     second_items = sets[second]

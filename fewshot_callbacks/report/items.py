@@ -135,13 +135,9 @@ class Thumbnails:
     """Thumbnails and texts of items, up to a total size.
 
     Attributes:
-        sets: The sets of items.
         longest: Longer side of a thumbnail, in pixels.
         free_bytes: Free space in bytes.
-        background: Colour behind transparent pixels.
         images: Name of an item -> its thumbnail as a data URI.
-        texts: Name of an item -> its text.
-        failures: A sentence on each item that could not be shown.
         omitted: Number of items that did not fit.
     """
 
@@ -211,10 +207,7 @@ def name_of(key: Key) -> str:
 def data_uri(original: object, longest: int, background: str = "white") -> str:
     """Return an image as the data URI of a WebP thumbnail; a small image is encoded without loss.
 
-    Args:
-        original: A Pillow image, a tensor or an array.
-        longest: Longer side of the thumbnail, in pixels; a smaller image keeps its size.
-        background: Colour behind transparent pixels of a Pillow image.
+    `longest` is in pixels; a smaller image keeps its size.
     """
     image = _rgb_image(original, longest, background)
     image.thumbnail((longest, longest))

@@ -50,14 +50,7 @@ LISTED_SLICES = 50
 
 @dataclass(frozen=True)
 class MetricText:
-    """The texts of a metric.
-
-    Attributes:
-        name: The name of the metric.
-        value: The value.
-        interval: The confidence interval, or an empty text.
-        meaning: One sentence on its meaning.
-    """
+    """The texts of a metric."""
 
     name: str
     value: str
@@ -134,9 +127,9 @@ def _best_f1(counts: PairCounts) -> float:
 def class_table(model: Model, other: Model | None, findings: ReportFindings) -> list[list[Any]]:
     """Return a row per class.
 
-    A row contains the class name, the number of queries, mAP, recall@1, the class with which it is most often confused,
-    and the fraction of this class among the neighbours; with a second model, also the mAP of this model. Unknown values
-    are None. Without a confusion, the confused class is "" and its fraction is 0.
+    A row has the class name, the number of queries, mAP, recall@1, the class with which it is most often confused, and
+    the fraction of that class among the neighbours; with a second model, also its mAP. Unknown values are None. Without
+    a confusion, the confused class is "" and the fraction is 0.
     """
     report = model.report
     average_precision = _class_means(report.per_query["mAP"], report.query_labels)
@@ -185,13 +178,8 @@ class SliceTable(NamedTuple):
     """The texts of a table of slices, or of the gains in slices.
 
     Attributes:
-        attribute: The attribute.
-        metric: The key of the metric.
         is_gain: Whether the rows compare two models.
-        columns: The heading of each column.
-        rows: The cells of each listed slice, the lowest value or gain first.
         slices: The number of all slices.
-        explanation: The meaning of the intervals.
     """
 
     attribute: str
@@ -204,7 +192,7 @@ class SliceTable(NamedTuple):
 
 
 def slice_tables(report: RetrievalReport, other: RetrievalReport | None) -> list[SliceTable]:
-    """Return a table per attribute of a report; with a second report, each table is followed by a table of gains."""
+    """Return a table per attribute, each followed by a table of gains if there is a second report."""
     gains_by_attribute: dict[str, SliceGains] = {}
     if other is not None:
         gains_by_attribute = {gains.attribute: gains for gains in compare_all_slices(report, other)}
@@ -235,7 +223,6 @@ class PageWriter:
 
     Attributes:
         sets: The queries, the gallery if there is one, and the training items if there are any.
-        model: The evaluation.
         items: Name of an item in the page -> its label, its set and index, and its file.
         requested: The items, in the order of the calls of `item`.
     """
@@ -251,7 +238,7 @@ class PageWriter:
         return 0 if self.model.gallery is None else 1
 
     def item(self, key: Key) -> str:
-        """Return the name of an item in the page, and collect the item. Thumbnails of earlier items are added first."""
+        """Return an item's name in the page, and collect it. Earlier items get thumbnails first."""
         set_number, index = key
         name = name_of(key)
         if name not in self.items:
@@ -277,10 +264,9 @@ class PageWriter:
 def page_data(
     model: Model, other: Model | None, findings: ReportFindings, sets: Sequence[ReportItems], settings: ReportSettings
 ) -> tuple[dict[str, Any], list[Key]]:
-    """Return the data for the script without the thumbnails, and the items that need a thumbnail, by priority.
+    """Return the script's data, and the items that need a thumbnail, by priority.
 
-    The worst queries come first, then the suspects, the near duplicates, the differences between two models, and the other
-    queries for the search.
+    The order is: worst queries, suspects, near duplicates, differences between two models, other queries.
     """
     writer = PageWriter(sets, model)
     # The order of these calls is the priority of the thumbnails: the file may have no room for the last ones.
@@ -306,7 +292,7 @@ def page_data(
 
 
 def _suspects_data(writer: PageWriter, findings: ReportFindings, settings: ReportSettings) -> list[dict[str, Any]]:
-    """Return the most suspicious items, each with the neighbours that voted on its label, for the script."""
+    """Return the most suspicious items, each with the neighbours that voted on its label."""
     suspects = findings.suspects
     if suspects is None:
         return []
@@ -343,7 +329,7 @@ def _duplicates_data(writer: PageWriter, duplicates: Duplicates) -> dict[str, An
 
 
 def _comparison_data(writer: PageWriter, model: Model, other: Model, findings: ReportFindings) -> list[list[Any]]:
-    """Return the queries that the first model ranks better and those that it ranks worse, with the panels of both models."""
+    """Return the queries that the first model ranks better and worse, with panels of both models."""
     comparison = findings.comparison
     if comparison is None:
         return []
@@ -559,12 +545,7 @@ class ComparedMetric(NamedTuple):
     """A metric of two models, as it is written.
 
     Attributes:
-        name: The name of the metric.
-        first: Its value by the first model.
-        second: Its value by the second model.
         difference: The first value minus the second.
-        interval: The confidence interval of the difference, or nothing.
-        beyond_chance: Whether the difference is significant.
     """
 
     name: str
@@ -616,10 +597,7 @@ def _render(
 def fill(template: str, script: str, **words: Any) -> bytes:
     """Return a page in UTF-8, from a template, the style of all pages and a script.
 
-    Args:
-        template: File name of the template.
-        script: The script of the page; it may be empty.
-        **words: The variables of the template. A missing variable is an error.
+    A missing variable is an error.
     """
     # Labels and file names are untrusted, so all text is escaped.
     templates = jinja2.Environment(

@@ -99,7 +99,7 @@ def _positions(report: RetrievalReport) -> Tensor:
 
 
 def _labels(report: RetrievalReport, queries: int) -> list[Any]:
-    """Return the label of each query, as it was passed; None if relevance is not defined by a single label."""
+    """Return the passed label of each query; None if there is not a single label each."""
     if not report.classes:
         return [None] * queries
     labels = report.query_labels.tolist()
@@ -119,7 +119,7 @@ def _suspect_columns(positions: Tensor, suspects: Suspects) -> dict[str, Any]:
 
 
 def _neighbour_columns(positions: Tensor, neighbours: Neighbours, similarity: str) -> dict[str, Any]:
-    """Return the neighbours of each query with their distances, and their scores; None for a query without neighbours."""
+    """Return each query's neighbours with distances, and their scores; None without neighbours."""
     rows = {query: row for row, query in enumerate(neighbours.query_indices.tolist())}
     pairs: list[Any] = []
     scores: list[Any] = []

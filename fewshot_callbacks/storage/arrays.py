@@ -18,8 +18,8 @@ from fewshot_callbacks.files.remote_cache import RemoteFile
 class LazyArray(ABC):
     """An array or a column of a file, which is read slice by slice.
 
-    Callers usually read slices in ascending order. Reading a slice must not take more memory than its rows and a block of
-    fixed size. `shape` and `dtype` may read the first row. An array of Python objects raises `FileError` with `PICKLE` when
+    Callers usually read slices in ascending order. Reading must take no more memory than the rows and a block of fixed
+    size. `shape` and `dtype` may read the first row. An array of Python objects raises `FileError` with `PICKLE` when
     its dtype or its rows are read.
 
     Attributes:
@@ -64,11 +64,7 @@ PICKLE = (
 
 @contextmanager
 def naming_file(file: Path | RemoteFile) -> Iterator[None]:
-    """Add the name of the file to errors that are raised while it is read.
-
-    Raises:
-        ValueError: Reading failed. The message contains the file, the fact and the fix.
-    """
+    """Add the name of the file to errors that are raised while it is read."""
     try:
         yield
     except (MemoryError, ModuleNotFoundError):
@@ -86,11 +82,7 @@ def naming_file(file: Path | RemoteFile) -> Iterator[None]:
 
 
 def array_named(arrays: FileArrays, name: str, argument: str) -> FileArray:
-    """Return the array with a name that the user passed as `argument`.
-
-    Raises:
-        FileError: The array does not exist, or it contains Python objects.
-    """
+    """Return the array with a name that the user passed as `argument`."""
     if name not in arrays:
         names = ", ".join(map(repr, arrays)) or "nothing"
         raise FileError(

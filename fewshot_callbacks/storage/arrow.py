@@ -19,7 +19,7 @@ _FILE_MARK = b"ARROW1"
 def open_arrow(file: Path) -> FileArrays:
     """Return the columns of a file or a stream.
 
-    Both are read from the beginning. For batches that are not requested, only the headers are read.
+    Only the headers of batches that are not requested are read.
     """
     with required_extra("files", f"a {file.suffix} file"):
         arrow = import_module("pyarrow")
@@ -37,9 +37,7 @@ def is_arrow_file(head: bytes) -> bool:
 def arrow_arrays(new_source: Callable[[], Any], *, is_stream: bool) -> FileArrays:
     """Return the columns of a file or a stream.
 
-    Args:
-        new_source: Returns a pyarrow source, positioned at the beginning.
-        is_stream: Whether the source is a stream.
+    `new_source` returns a pyarrow source, positioned at the beginning.
     """
     ipc = import_module("pyarrow.ipc")
 

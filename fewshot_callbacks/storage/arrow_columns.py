@@ -30,7 +30,6 @@ class ArrowColumn(LazyArray):
     """A column that is read forward, batch by batch. To go back, reading restarts at the group with the requested row.
 
     Args:
-        field: Name and type of the column.
         group_starts: The first row of each group of batches, and finally the number of all rows.
         batches_from: Yields the batches of a group and of all groups after it, with only this column.
     """
@@ -93,11 +92,7 @@ class ArrowColumn(LazyArray):
         self._first_row = first_row
 
     def _to_array(self, column: Any, first_row: int) -> NDArray[Any]:
-        """Return a batch as an array, without copying numbers.
-
-        Raises:
-            FileError: A row is null, or lists differ in length.
-        """
+        """Return a batch as an array, without copying numbers."""
         column = plain_values(column)
         try:
             if self._is_list:

@@ -27,7 +27,6 @@ class UnequalLengthsError(ValueError):
 
     Attributes:
         row: Index of the first row with a length other than `dim`.
-        length: Length of the list in this row.
         dim: Length of the earlier lists.
     """
 

@@ -27,11 +27,7 @@ def is_beside_vectors(column: Any) -> bool:
 
 
 def read_beside_vectors(arrays: FileArrays, name: str, argument: str, rows: int) -> NDArray[Any]:
-    """Return the column `name` of one file of vectors, which the user passed as `argument`.
-
-    Raises:
-        FileError: The column does not exist, or the number of its entries is not `rows`.
-    """
+    """Return the column `name` of one file of vectors, which the user passed as `argument`."""
     column = _copied(array_named(arrays, name, argument))
     if len(column) != rows:
         raise FileError(f"has {len(column)} {argument} for {rows} rows. Write one per row.")
@@ -39,11 +35,7 @@ def read_beside_vectors(arrays: FileArrays, name: str, argument: str, rows: int)
 
 
 def read_own_files(paths: Any, argument: str) -> list[NDArray[Any]]:
-    """Return the array in each `.npy` file of a column, in the order of the files.
-
-    Raises:
-        ValueError: A file does not exist, is damaged, or contains Python objects.
-    """
+    """Return the array in each `.npy` file of a column, in the order of the files."""
     by_file = []
     for file in list_shards(paths).fetched():
         with naming_file(file):
@@ -54,15 +46,7 @@ def read_own_files(paths: Any, argument: str) -> list[NDArray[Any]]:
 def join_column(by_file: Sequence[NDArray[Any]], argument: str, files: Sequence[Any], rows: int) -> NDArray[Any]:
     """Return a column for all rows; `is_gallery` as booleans.
 
-    Args:
-        by_file: The entries of the column in each file, or a single array for all rows.
-        argument: The argument of the column, such as `labels`.
-        files: The files of the vectors, for messages.
-        rows: Number of all vectors.
-
-    Raises:
-        ValueError: The column does not have one entry per row, its files have different types or shapes, or a word appears
-            in two Unicode forms.
+    `by_file` has the entries of each file, or a single array for all rows.
     """
     if len({(array.dtype.kind == "U", array.shape[1:]) for array in by_file}) > 1:  # NumPy would make numbers words
         kinds = sorted({f"{array.dtype.name} with {array.ndim} axes" for array in by_file})
@@ -85,22 +69,14 @@ def _copied(column: FileArray) -> NDArray[Any]:
 
 
 def as_booleans(is_gallery: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return (rows,) whether each row belongs to the gallery.
-
-    Raises:
-        ValueError: The column has several axes, or values other than booleans, zeros and ones.
-    """
+    """Return (rows,) whether each row belongs to the gallery."""
     if is_gallery.ndim != 1 or not np.isin(is_gallery, (0, 1)).all():
         raise InputError(f"is_gallery contains {is_gallery.dtype} values other than 0 and 1. Pass one boolean per row.")
     return is_gallery.astype(bool)
 
 
 def _refuse_two_spellings(argument: str, words: NDArray[Any]) -> None:
-    """Raise an error if a word appears in two Unicode forms, such as an accented letter as one and as two characters.
-
-    Raises:
-        ValueError: There is such a word. The message names the first.
-    """
+    """Raise an error if a word appears in two Unicode forms, such as an accented letter as one and as two characters."""
     if words.dtype.kind != "U":
         return
     spellings: dict[str, str] = {}

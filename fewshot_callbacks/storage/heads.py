@@ -44,8 +44,8 @@ _OTHER = np.dtype("U1")
 def open_heads(file: Path | RemoteFile) -> FileArrays:
     """Return the arrays of a file by name. The arrays of a remote file have shapes and types, but no content.
 
-    A remote Arrow stream is fetched completely, because it has no index. The first batch of a remote Arrow file is read,
-    because only the batch contains the dim of a list column.
+    A remote Arrow stream is fetched completely, because it has no index. For a remote Arrow file, the first batch
+    is read, because only it contains the dim of a list column.
     """
     if isinstance(file, Path):
         return FORMATS[file.suffix.lower()](file)
@@ -62,11 +62,7 @@ def open_heads(file: Path | RemoteFile) -> FileArrays:
 
 
 def array_axes(file: Path | RemoteFile) -> dict[str, int]:
-    """Return name -> number of axes, for each array or column of a file.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Return name -> number of axes, for each array or column of a file."""
     with naming_file(file):
         return {name: array.ndim for name, array in open_heads(file).items()}
 

@@ -38,13 +38,7 @@ def open_npy(file: Path) -> FileArrays:
 def map_array(stream: Stream, size: float = math.inf) -> NDArray[Any]:
     """Return a memory-mapped array in NumPy's format.
 
-    Args:
-        stream: An open file, positioned at the beginning of the array.
-        size: Bytes of the array with its header.
-
-    Raises:
-        ValueError: The array needs more bytes than there are.
-        FileError: It is a pickle.
+    `size` is the bytes of the array with its header. The stream is at the beginning of the array.
     """
     begin = stream.tell()
     shape, by_columns, dtype = read_head(stream)
@@ -59,11 +53,7 @@ def map_array(stream: Stream, size: float = math.inf) -> NDArray[Any]:
 
 
 def read_head(stream: Stream) -> ArrayHead:
-    """Return the header of an array in NumPy's format, and leave the stream at the first number.
-
-    Raises:
-        FileError: It is a pickle.
-    """
+    """Return the header of an array in NumPy's format, and leave the stream at the first number."""
     begin = stream.tell()
     if stream.read(1) == b"\x80":  # the first byte of every pickle since Python 2.3
         raise FileError(PICKLE)

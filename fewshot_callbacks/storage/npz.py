@@ -53,12 +53,9 @@ def _open_stored(stream: Stream, member: zipfile.ZipInfo) -> FileArray:
 class _CheckedArray(LazyArray):
     """A memory-mapped array of an archive, with a check of its checksum.
 
-    Reading all rows in order, as an evaluation does, computes the checksum without reading twice. Rows that are read out of
-    order are not checked.
+    Only rows that are read in order are checked.
 
     Args:
-        array: The mapped rows.
-        head_checksum: The checksum of the header.
         checksum: The expected checksum of header and rows.
     """
 
@@ -101,11 +98,7 @@ class _CheckedArray(LazyArray):
 
 
 class _CompressedArray(LazyArray):
-    """A compressed array of an archive, decompressed while it is read. Going back decompresses it from the beginning.
-
-    Raises:
-        FileError: It is a pickle, or in Fortran order.
-    """
+    """A compressed array of an archive, decompressed while it is read. Going back decompresses it from the beginning."""
 
     def __init__(self, file: Path, member: zipfile.ZipInfo) -> None:
         # zipfile closes the file together with the last stream.

@@ -73,8 +73,7 @@ class ListedShards(NamedTuple):
     def part(self, rank: int, count: int) -> ListedShards:
         """Return the consecutive files of process `rank`. Processes get about equally many bytes.
 
-        Each process gets at least one file, so `count`, the number of processes, is at most the number of files. The notes
-        are not divided.
+        `count`, the number of processes, is at most the number of files. The notes are not divided.
         """
         sizes = [size for size in self.sizes() if size is not None]
         if len(sizes) < len(self.files):
@@ -133,11 +132,7 @@ def _find_one(path: str | os.PathLike[str]) -> ListedShards:
 
 
 def _find_in_folder(folder: Path) -> ListedShards:
-    """Return the shards of a folder in numerical order, or the files that its `state.json` lists.
-
-    Raises:
-        ValueError: There are no shards, or shards in several formats.
-    """
+    """Return the shards of a folder in numerical order, or the files that its `state.json` lists."""
     paths = [folder / name for name in os.listdir(folder) if Path(name).suffix.lower() in FORMATS]
     shards = [path for path in paths if path.is_symlink() or path.is_file()]
     of_datasets = _listed_by_datasets(folder)
@@ -158,11 +153,7 @@ def _find_in_folder(folder: Path) -> ListedShards:
 
 
 def _find_by_glob(pattern: str) -> ListedShards:
-    """Return the files of a glob in numerical order.
-
-    Raises:
-        ValueError: There are no files.
-    """
+    """Return the files of a glob in numerical order."""
     components = Path(pattern).parts
     with_wildcards = (number for number, component in enumerate(components) if glob.has_magic(component))
     first_wildcard = next(with_wildcards, len(components))
@@ -189,11 +180,7 @@ def _find_by_glob(pattern: str) -> ListedShards:
 
 
 def _find_at_address(address: str) -> ListedShards:
-    """Return the files at the address of a file, a folder or a glob, in numerical order.
-
-    Raises:
-        ValueError: There are no files, or a folder contains several formats.
-    """
+    """Return the files at the address of a file, a folder or a glob, in numerical order."""
     chosen, system_names = _chosen_remotely(list_remote(address), address)
     shards, caches = _split_caches(chosen, wants_caches=PurePosixPath(address).name.startswith("cache"))
     notes = _note_on_system_names(address, system_names)
@@ -203,11 +190,7 @@ def _find_at_address(address: str) -> ListedShards:
 
 
 def _chosen_remotely(listing: RemoteListing, address: str) -> tuple[list[RemoteFile], Counter[str]]:
-    """Return the files to read in numerical order, and the skipped names.
-
-    Raises:
-        ValueError: A folder contains no shards, or several formats.
-    """
+    """Return the files to read in numerical order, and the skipped names."""
     by_numbers = sorted(listing.files, key=lambda file: natural_sort_key(file.address))
     if listing.kind == "file":
         return by_numbers, Counter()

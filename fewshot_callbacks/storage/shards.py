@@ -200,11 +200,7 @@ class Shards:
         return numbers if self._scaling is None else self._scaling.scaled(numbers)
 
     def _open(self, index: int) -> FileArrays:
-        """Return the arrays of a file by name.
-
-        Raises:
-            FileError: The file has changed since the shards were created.
-        """
+        """Return the arrays of a file by name."""
         file = self.files[index]
         if file_stamp(file) != self._stamps[index]:
             raise FileError(
@@ -226,12 +222,7 @@ class VectorHeads(NamedTuple):
 def read_vector_heads(listed: ListedShards, embeddings: str | None = None) -> VectorHeads:
     """Return the number, dim and type of the vectors, from the headers and footers of the files.
 
-    Args:
-        listed: The files. Remote files are not fetched.
-        embeddings: Name of the array or column; by default `embeddings`, or the only array with two axes.
-
-    Raises:
-        ValueError: As `Shards` does.
+    Remote files are not fetched. `embeddings` is by default the array `embeddings`, or the only array with two axes.
     """
     content = _inspect(listed.files, lambda index: open_heads(listed.files[index]), embeddings, {})
     return VectorHeads(sum(content.lengths), *content.vector_type)
@@ -267,14 +258,7 @@ def _inspect(
 ) -> _Content:
     """Return the content of all files. Each file is opened once.
 
-    Args:
-        files: The files.
-        opened: Returns the arrays of a file by its index.
-        name: Name of the array with the vectors; None to find it.
-        column_names: Argument -> name of a column.
-
-    Raises:
-        ValueError: A file is damaged, lacks an array, or has vectors of another type than the first file with rows.
+    `opened` returns the arrays of a file by its index. `name` is None to find the array with the vectors.
     """
     lengths: list[int] = []
     columns: dict[str, list[NDArray[Any]]] = {argument: [] for argument in column_names}
@@ -331,11 +315,7 @@ def _other_shape(vectors: FileArray, name: str) -> FileError:
 
 
 def _vector_type_of(vectors: FileArray, name: str) -> _VectorType:
-    """Return the dim and the type of vectors, in native byte order, since PyTorch supports no other.
-
-    Raises:
-        FileError: They are not vectors, or their type is not supported.
-    """
+    """Return the dim and the type of vectors, in native byte order, since PyTorch supports no other."""
     shape = tuple(vectors.shape)
     if shape[1] == 0:
         raise _other_shape(vectors, name)
@@ -363,11 +343,7 @@ class _Scaling(NamedTuple):
 
     @classmethod
     def of(cls, scale: float, offset: float, content: _Content) -> _Scaling | None:
-        """Return the scaling; None if the numbers are not scaled.
-
-        Raises:
-            ValueError: The numbers are not int8 or uint8.
-        """
+        """Return the scaling; None if the numbers are not scaled."""
         if (scale, offset) == (1.0, 0.0):
             return None
         dtype = str(content.vector_type.dtype)

@@ -45,8 +45,6 @@ class StoredRows:
 
     Args:
         array: (rows, dim) Floating-point numbers or small integers, with `shape`, `dtype` and slicing.
-        memory: Budget of the evaluation in bytes.
-        start: The first row.
         stop: The row after the last; None for the end of the array.
 
     Attributes:
@@ -108,11 +106,8 @@ class StoredRows:
     def memory_mapped(self) -> Tensor:
         """Return (rows, dim) all rows as a memory-mapped tensor.
 
-        The tensor maps the file of the array, or a temporary copy that is deleted with the tensor. A tensor in memory is
-        returned without a copy if it already has the type in which rows are compared.
-
-        Raises:
-            ValueError: The disk has no room for the copy.
+        It maps the file of the array, or a temporary copy that is deleted with the tensor. A tensor in memory of the
+        right type is returned without a copy.
         """
         if isinstance(self.array, Tensor) and self.array.dtype == self.dtype:
             return self.array[self.start : self.stop].contiguous()
@@ -127,11 +122,7 @@ class StoredRows:
             return torch.from_numpy(np.memmap(file, dtype, "r+", shape=self.shape))
 
     def _write(self, file: IO[bytes]) -> None:
-        """Write all rows to a file before it is mapped, because a full disk under a mapped file kills the process.
-
-        Raises:
-            ValueError: The disk has no room.
-        """
+        """Write all rows to a file before it is mapped, because a full disk under a mapped file kills the process."""
         for _, rows in self.chunks():
             unwritten = rows.numpy().data.cast("B")
             try:
@@ -149,8 +140,8 @@ class StoredRows:
 class _Blocks:
     """Memory for chunks. A block is reused when no tensor refers to it any more.
 
-    The C allocator would place small arrays in the freed block of a chunk. The next chunk would not fit there, and the
-    process would grow by nearly the size of the file.
+    Otherwise the C allocator would place small arrays in a freed chunk, and the process would grow by nearly the size
+    of the file.
     """
 
     def __init__(self) -> None:
@@ -179,12 +170,7 @@ class _Blocks:
 def rows_of(array: Any, rows: slice) -> Tensor:
     """Return the rows of a slice on the CPU, in the type of the array.
 
-    Args:
-        array: (rows, dim) An array for which `is_read_by_slices` is true.
-        rows: A slice within its shape.
-
-    Raises:
-        ValueError: The array returns rows that do not match its shape.
+    `array` is (rows, dim), and `is_read_by_slices` is true for it.
     """
     values = array[rows]
     tensor = tensor_of_other_library(values)
@@ -210,9 +196,6 @@ def tensor_of_other_library(array: Any) -> Tensor | None:
 
     Tensors are returned unchanged. NumPy arrays of the bfloat16 and 8-bit float types of `ml_dtypes` are converted, since
     `torch.from_numpy` does not support them.
-
-    Raises:
-        ValueError: The array is on a device that PyTorch cannot access, and NumPy cannot convert it implicitly.
     """
     if isinstance(array, Tensor):
         return array
