@@ -393,14 +393,14 @@ def test_names_of_systems_are_counted_and_said_once(name: str, tmp_path: Path, c
         read(tmp_path)
     (message,) = [record.message for record in caplog.records if "__MACOSX" in record.message]
     counts = (".DS_Store 1", "._1.jpg 1", "._1.png 1", "__MACOSX 1")
-    assert missing_facts(message, (tmp_path / place, "4 names", *counts)) == []
+    assert missing_facts(message, (tmp_path / place, "4 system files", *counts)) == []
 
 
 def test_shards_that_are_passed_over_are_counted(tmp_path: Path) -> None:
     write_shards("npz", tmp_path)
     with_names_of_systems(tmp_path, READERS[".npz"])
     (tmp_path / "_metadata.npz").touch()
-    assert missing_facts(" ".join(Shards(tmp_path).notes), ("4 names", "._é-9.npz 1")) == []
+    assert missing_facts(" ".join(Shards(tmp_path).notes), ("4 system files", "._é-9.npz 1")) == []
 
 
 def test_a_picture_that_a_system_made_is_no_picture_of_a_report(tmp_path: Path) -> None:

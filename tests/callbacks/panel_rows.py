@@ -38,7 +38,7 @@ class PanelRecorder:
         self.titles: list[str] = []
 
     def __call__(self, rows: Sequence[PanelRow], title: str = "") -> Figure:
-        kinds = {"least": SETS[0], "wrong": SETS[1], "the same": SETS[2]}
+        kinds = {"lowest": SETS[0], "wrong": SETS[1], "the same": SETS[2]}
         name = next(name for words, name in kinds.items() if words in title)
         self.titles.append(title)
         self.figures[name].append([as_row(row) for row in rows])

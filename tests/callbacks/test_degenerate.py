@@ -205,7 +205,7 @@ def test_a_single_class_is_reported_as_far_as_it_is_defined() -> None:
     assert math.isnan(values["val/variance_ratio"])
     of_gap, of_ratio = sorted(words)
     assert of_facts([of_ratio], "val/variance_ratio", "NaN", "class")
-    assert of_facts([of_gap], "gap/grouped_recall@1", "NaN", "generalization_gap", "validation")
+    assert of_facts([of_gap], "gap/grouped_recall@1", "NaN", "GeneralizationGapMonitor", "validation")
 
 
 @pytest.mark.parametrize("count", [36, 1])

@@ -76,7 +76,7 @@ def test_slices_are_those_of_the_column(form, tmp_path, capsys):
     table = words[words.index("recall@1 by camera") :].splitlines()
     names = [line.split()[0] for line in table if line.split() and line.split()[0] in CAMERAS]
     assert names == sorted(names, key=lambda name: report.of_slices("camera")[name].value)
-    assert "worst of several slices" in " ".join(words.split())
+    assert "The worst slice" in " ".join(words.split())
 
 
 def test_two_files_have_the_gains_of_each_slice(tmp_path, capsys):

@@ -110,9 +110,9 @@ def test_warm_says_how_many_loops_it_compiled_and_where_they_are(tmp_path):
     said = [subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)]
     (first, place), (nothing, again) = (done.stdout.splitlines() for done in said)
     files = list((tmp_path / "loops").rglob("*.nbc"))
-    assert len(files) == int(re.search(r"(\d+) loops", first)[1]) > 1
+    assert len(files) == int(re.search(r"(\d+) kernels", first)[1]) > 1
     assert missing_facts(place, (tmp_path / "loops",)) == []
-    assert missing_facts(nothing, ("Nothing", "loops")) == []
+    assert missing_facts(nothing, ("Nothing", "kernels")) == []
     assert again == place
 
 

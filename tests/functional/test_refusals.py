@@ -191,7 +191,7 @@ REFUSED = [
         ({"queries": torch.ones(3, 0)}, ("queries", "(3, 0)", "(items, bits)")),
     ]),
     (SoftAveragePrecisionLoss, {}, [
-        ({"bins": 1}, ("bins=1", "whole", 2)),
+        ({"bins": 1}, ("bins=1", "integer", 2)),
         ({"similarity": "dot"}, ("similarity='dot'", "cosine", "euclidean", "hamming")),
         ({"on_empty": "nan"}, ("on_empty='nan'", "raise", "zero")),
         ({"low": 1.0}, ("low=1.0", "high=1.0", "low < high")),

@@ -165,7 +165,7 @@ def test_each_slice_has_its_value_and_its_gain_the_worst_first(page, example):
     for name, first, second, difference, *_ in gains[1:]:
         assert [float(first), float(second)] == pytest.approx(expected[name][:2], abs=6e-5)
         assert float(difference) == pytest.approx(expected[name][0] - expected[name][1], abs=6e-5)
-    assert missing_facts(page.find_element("id", "slices").text, ("95 %", "worst of several slices", "Holm")) == []
+    assert missing_facts(page.find_element("id", "slices").text, ("95 %", "worst slice", "Holm")) == []
 
 
 def test_the_worst_slices_of_many_are_listed_and_fit_into_max_mb(example, browser, tmp_path):

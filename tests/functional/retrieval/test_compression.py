@@ -344,7 +344,7 @@ def test_numbers_of_numpy_and_lists_are_taken():
 def test_what_is_no_embedding_is_refused():
     rows = points()
     rows[3, 2] = math.nan
-    with refused(ValueError, "compression_costs", 1, "60 rows", "queries", "holds NaN", "Inf", "index 3") as caught:
+    with refused(ValueError, "compression_costs", 1, "60 rows", "queries", "NaN", "Inf", "index 3") as caught:
         compression_costs(rows, LABELS)
     assert "evaluate_retrieval" not in str(caught.value)
     with refused(ValueError, "compression_costs", 60, 59, "query_labels"):

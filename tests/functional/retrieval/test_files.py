@@ -157,7 +157,7 @@ def test_a_copy_that_does_not_fit_on_the_disk_is_refused(tmp_path, size):
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, (done.returncode, done.stderr)  # a write to a mapped file ends the process by a signal
-    facts = ("3,000 vectors", "24 components", small, "No space left on device", "0.3 MB", "TMPDIR", "max_queries")
+    facts = ("3,000", "24-dimensional vectors", small, "No space left on device", "0.3 MB", "TMPDIR", "max_queries")
     assert not missing_facts(done.stdout, facts), done.stdout
 
 

@@ -43,7 +43,7 @@ def recalls_by_loops(case, groups, k, unmatched):
     return values
 
 
-@pytest.mark.filterwarnings("ignore:grouped_recall. .*(ids? names? |bit for bit)")
+@pytest.mark.filterwarnings("ignore:grouped_recall. .*(ids? |bit for bit)")
 @settings(
     max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
